@@ -1,0 +1,1 @@
+"""The gateway: HTTP, tokens, text, sessions, routes, recovery. No torch here."""

@@ -1,0 +1,1 @@
+"""The protocol that gateways and nodes speak."""
