@@ -50,7 +50,7 @@ class RemoteProtocolError(MeshError):
 
 
 class HandshakeRefused(MeshError):
-    """One side refused the other: `unauthorized`, `version_mismatch`, `model_mismatch`, …"""
+    """One side refused the other: `unauthorized`, `version_mismatch`, `model_mismatch` and others."""
 
 
 class LinkClosed(MeshError):
@@ -73,4 +73,4 @@ class CacheMissed(MeshError):
 
 
 class StepFailed(MeshError):
-    """A node could not serve a step: `cancelled`, `stale_epoch`, `bad_step`, `out_of_memory`, …"""
+    """A node could not serve a step: `cancelled`, `stale_epoch`, `bad_step`, `out_of_memory` and others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,4 +52,4 @@ def split_evenly(num_layers: int, parts: int) -> list[LayerRange]:
     if not 1 <= parts <= num_layers:
         raise ValueError(f"cannot cut {num_layers} layers into {parts} ranges")
     bounds = [round(i * num_layers / parts) for i in range(parts + 1)]
-    return [LayerRange(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [LayerRange(a, b) for a, b in pairwise(bounds)]

@@ -65,7 +65,7 @@ def _read_count(value: object) -> int:
 
 
 def _read_number(value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+    if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)  # type: ignore[arg-type]
 
@@ -336,7 +336,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
-    """The answer that ends the handshake: `unauthorized`, `version_mismatch`, `model_mismatch`, …"""
+    """The answer that ends the handshake: `unauthorized`, `version_mismatch`, `model_mismatch` and others."""
 
     kind: ClassVar[str] = "refused"
     code: str = _required(NAME)
