@@ -65,9 +65,9 @@ def _read_count(value: object) -> int:
 
 
 def _read_number(value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("must be a finite number")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _read_bool(value: object) -> bool:
@@ -174,7 +174,7 @@ _FIELDS: dict[type, list[tuple[str, Codec, Any]]] = {}
 
 def _fields_of(cls: type) -> list[tuple[str, Codec, Any]]:
     if cls not in _FIELDS:
-        _FIELDS[cls] = [(f.name, f.metadata["codec"], f.default) for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        _FIELDS[cls] = [(f.name, f.metadata["codec"], f.default) for f in dataclasses.fields(cls)]
     return _FIELDS[cls]
 
 
