@@ -59,6 +59,8 @@ Pieces = list[bytes | memoryview]
 
 HANDSHAKE_BYTES_MAX = 64 * 1024
 """The longest frame looked at before the peer has shown its token: a `Hello` with a node's description."""
+REASON_CHARS_MAX = 500
+"""How much of its own sentence a side that gives up puts on the wire: it may quote what the peer sent."""
 
 
 class LinkState(Enum):
@@ -175,7 +177,7 @@ class LinkProtocol:
         """Give the link up because of what the peer sent; the reply tells it why."""
         if self.state is LinkState.CLOSED:
             return Broken(error, None)
-        return Broken(error, self.send(Error(code=error.code, message=error.message)))
+        return Broken(error, self.send(Error(code=error.code, message=error.message[:REASON_CHARS_MAX])))
 
     def close(self) -> None:
         """The transport is gone, or about to be: nothing may be sent or received any more."""

@@ -14,7 +14,6 @@ hop that is not last carries `hidden_states` of the step's last `output_len` pos
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
@@ -25,9 +24,18 @@ from shared.route import Hop, Route
 
 COUNT_MAX = 2**53 - 1
 """The largest integer that every JSON implementation keeps exactly."""
-SESSION_CHARS_MAX = 64
+NAME_CHARS_MAX = 64
+"""Ids, fingerprints and codes: a UUID with a prefix, and room."""
 TEXT_CHARS_MAX = 4096
+"""Sentences for people, tokens, and a token's text."""
 LIST_ITEMS_MAX = 4096
+"""Hops of a route, ids of a result."""
+COUNTERS_MAX = 256
+"""Names in one table of counters: reasons and codes, of which there are a few dozen."""
+SECONDS_MAX = 10.0 * 365 * 86_400
+TEMPERATURE_MAX = 100.0
+KIND_CHARS_MAX = 64
+"""How much of an unknown kind is repeated to its sender."""
 
 CacheMode = Literal["prefill", "decode"]
 NodeState = Literal["loading", "ready", "draining", "failed"]
@@ -37,8 +45,8 @@ class UnknownKind(FrameError):
     """A well-formed frame whose `kind` this version does not know."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__("unknown_kind", f"unknown message kind {kind[:40]!r}", kind=kind[:40])
-        self.kind = kind
+        self.kind = kind[:KIND_CHARS_MAX]
+        super().__init__("unknown_kind", f"unknown message kind {self.kind!r}", kind=self.kind)
 
 
 # --- field codecs: how one field is written to and read from JSON -------------------------------
@@ -46,16 +54,28 @@ class UnknownKind(FrameError):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Reads a JSON value or raises `ValueError` saying what it must be; writes it back."""
+    """How one field becomes JSON and back.
+
+    Args:
+        decode: Reads a JSON value, or raises `ValueError` saying what it must be.
+        encode: Makes the JSON value; None where the field's value is one already.
+    """
 
     decode: Callable[[object], Any]
     encode: Callable[[Any], object] | None = None
 
 
-def _read_text(value: object, chars_max: int) -> str:
-    if not isinstance(value, str) or len(value) > chars_max:
-        raise ValueError(f"must be a string of at most {chars_max} characters")
-    return value
+def _text(chars_max: int, chars_min: int = 0) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not chars_min <= len(value) <= chars_max:
+            raise ValueError(f"must be a string of {chars_min} to {chars_max} characters")
+        return value
+
+    return read
+
+
+_read_name = _text(NAME_CHARS_MAX)
+_read_id = _text(NAME_CHARS_MAX, 1)
 
 
 def _read_count(value: object) -> int:
@@ -64,10 +84,13 @@ def _read_count(value: object) -> int:
     return value
 
 
-def _read_number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError("must be a finite number")
-    return float(value)
+def _number(low: float, high: float) -> Codec:
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError(f"must be a number from {low} to {high}")
+        return float(value)
+
+    return Codec(read)
 
 
 def _read_bool(value: object) -> bool:
@@ -87,7 +110,7 @@ def _read_route(value: object) -> Route:
     for item in _read_list(value):
         if not isinstance(item, list) or len(item) != 3:
             raise ValueError("must be a list of [node, start, end]")
-        hops.append(Hop(_read_text(item[0], SESSION_CHARS_MAX), _read_layers(item[1:])))
+        hops.append(Hop(_read_id(item[0]), _read_layers(item[1:])))
     return Route(tuple(hops))
 
 
@@ -98,32 +121,39 @@ def _read_list(value: object) -> list[object]:
 
 
 def _read_counters(value: object) -> dict[str, int]:
-    if not isinstance(value, dict) or len(value) > LIST_ITEMS_MAX:
-        raise ValueError("must be an object of counts")
-    return {key: _read_count(count) for key, count in value.items()}
+    if not isinstance(value, dict) or len(value) > COUNTERS_MAX:
+        raise ValueError(f"must be an object of at most {COUNTERS_MAX} counts")
+    return {_read_name(key): _read_count(count) for key, count in value.items()}
 
 
 def _one_of(choices: tuple[str, ...]) -> Codec:
     def read(value: object) -> str:
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}")
-        return str(value)
+        return value
 
     return Codec(read)
 
 
 def _list_of(item: Callable[[object], Any]) -> Codec:
-    return Codec(lambda value: tuple(item(part) for part in _read_list(value)))
+    return Codec(lambda value: tuple(item(part) for part in _read_list(value)), list)
 
 
-TEXT = Codec(lambda value: _read_text(value, TEXT_CHARS_MAX))
-NAME = Codec(lambda value: _read_text(value, SESSION_CHARS_MAX))
+def _clip(text: str) -> str:
+    return text[:TEXT_CHARS_MAX].encode(errors="replace").decode()
+
+
+TEXT = Codec(_text(TEXT_CHARS_MAX))
+PROSE = Codec(_text(TEXT_CHARS_MAX), _clip)
+"""Sentences for people, often another library's: clipped where they are written, so that none ends a link."""
+NAME = Codec(_read_name)
+ID = Codec(_read_id)
 COUNT = Codec(_read_count)
-NUMBER = Codec(_read_number)
 BOOL = Codec(_read_bool)
 COUNTS = _list_of(_read_count)
-NAMES = _list_of(lambda value: _read_text(value, SESSION_CHARS_MAX))
+NAMES = _list_of(_read_name)
 COUNTERS = Codec(_read_counters)
+SECONDS = _number(0.0, SECONDS_MAX)
 LAYERS = Codec(_read_layers, lambda layers: [layers.start, layers.end])
 ROUTE = Codec(_read_route, lambda route: [[hop.node, hop.layers.start, hop.layers.end] for hop in route.hops])
 
@@ -142,12 +172,22 @@ class Struct:
     __slots__ = ()
 
     def to_header(self) -> dict[str, object]:
-        """The fields that differ from their default, as JSON values."""
+        """The fields that differ from their default, as JSON values.
+
+        Raises:
+            ValueError: A field holds what no receiver would accept, so the fault shows where it was made.
+        """
         header: dict[str, object] = {}
         for name, codec, default in _fields_of(type(self)):
             value = getattr(self, name)
-            if value is not default and value != default:
-                header[name] = codec.encode(value) if codec.encode else value
+            if value is default or value == default:
+                continue
+            encoded = value if codec.encode is None else codec.encode(value)
+            try:
+                codec.decode(encoded)
+            except (ValueError, FrameError) as error:
+                raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
+            header[name] = encoded
         return header
 
     @classmethod
@@ -196,12 +236,12 @@ class SamplingParams(Struct):
 
     Args:
         temperature: 0 is greedy.
-        top_p: Nucleus mass, 0 < top_p ≤ 1.
+        top_p: Nucleus mass, 0 ≤ top_p ≤ 1; 0 leaves the likeliest token alone.
         seed: Always set by the gateway, also when the client gave none.
     """
 
-    temperature: float = _optional(NUMBER, 1.0)
-    top_p: float = _optional(NUMBER, 1.0)
+    temperature: float = _optional(_number(0.0, TEMPERATURE_MAX), 1.0)
+    top_p: float = _optional(_number(0.0, 1.0), 1.0)
     seed: int = _optional(COUNT, 0)
 
 
@@ -233,7 +273,7 @@ class NodeInfo(Struct):
         context_len: Positions the model was trained for; 0 when unknown.
     """
 
-    node: str = _required(NAME)
+    node: str = _required(ID)
     pid: int = _optional(COUNT, 0)
     model: str = _required(NAME)
     model_name: str = _optional(TEXT, "")
@@ -245,7 +285,7 @@ class NodeInfo(Struct):
     kv_cache: bool = _optional(BOOL, True)
     token_ids: bool = _optional(BOOL, True)
     sampling: tuple[str, ...] = _optional(NAMES, ())
-    kv_ttl_s: float = _optional(NUMBER, 600.0)
+    kv_ttl_s: float = _optional(SECONDS, 600.0)
     kv_sessions_max: int = _optional(COUNT, 8)
     kv_bytes_max: int = _optional(COUNT, 0)
     kv_bytes_per_token: int = _optional(COUNT, 0)
@@ -316,7 +356,7 @@ class Hello(Message):
     kind: ClassVar[str] = "hello"
     versions: tuple[int, ...] = _required(COUNTS)
     role: Literal["gateway", "node"] = _required(_one_of(("gateway", "node")))
-    peer: str = _required(NAME)
+    peer: str = _required(ID)
     token: str | None = _optional(TEXT)
     model: str | None = _optional(NAME)
     node: NodeInfo | None = _optional(_nested(NodeInfo))
@@ -329,7 +369,7 @@ class Welcome(Message):
 
     kind: ClassVar[str] = "welcome"
     version: int = _required(COUNT)
-    peer: str = _required(NAME)
+    peer: str = _required(ID)
     node: NodeInfo | None = _optional(_nested(NodeInfo))
     software: str = _optional(NAME, "")
 
@@ -339,8 +379,8 @@ class Refused(Message):
     """The answer that ends the handshake: `unauthorized`, `version_mismatch`, `model_mismatch` and others."""
 
     kind: ClassVar[str] = "refused"
-    code: str = _required(NAME)
-    message: str = _optional(TEXT, "")
+    code: str = _required(ID)
+    message: str = _optional(PROSE, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +398,7 @@ class Loaded(Message):
 
     kind: ClassVar[str] = "loaded"
     node: NodeInfo = _required(_nested(NodeInfo))
-    error: str | None = _optional(TEXT)
+    error: str | None = _optional(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +421,7 @@ class Step(Message):
     """
 
     kind: ClassVar[str] = "step"
-    session: str = _required(NAME)
+    session: str = _required(ID)
     step_index: int = _required(COUNT)
     epoch: int = _optional(COUNT, 0)
     cache: CacheMode | None = _optional(_one_of(("prefill", "decode")))
@@ -407,7 +447,7 @@ class StepResult(Message):
     """
 
     kind: ClassVar[str] = "step_result"
-    session: str = _required(NAME)
+    session: str = _required(ID)
     step_index: int = _required(COUNT)
     epoch: int = _optional(COUNT, 0)
     cached: bool = _optional(BOOL, True)
@@ -422,7 +462,7 @@ class CacheMiss(Message):
     """The node does not hold what a `decode` named; `held_len` is what it holds instead, if anything."""
 
     kind: ClassVar[str] = "cache_miss"
-    session: str = _required(NAME)
+    session: str = _required(ID)
     step_index: int = _required(COUNT)
     epoch: int = _optional(COUNT, 0)
     reason: CacheMissReason = _required(_one_of(CACHE_MISS_REASONS))
@@ -434,9 +474,9 @@ class Error(Message):
     """A failure. With a session it answers a step, without one it concerns the link."""
 
     kind: ClassVar[str] = "error"
-    code: str = _required(NAME)
-    message: str = _optional(TEXT, "")
-    session: str | None = _optional(NAME)
+    code: str = _required(ID)
+    message: str = _optional(PROSE, "")
+    session: str | None = _optional(ID)
     step_index: int | None = _optional(COUNT)
     epoch: int = _optional(COUNT, 0)
 
@@ -446,7 +486,7 @@ class Release(Message):
     """The generation has ended: free the session."""
 
     kind: ClassVar[str] = "release"
-    session: str = _required(NAME)
+    session: str = _required(ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +494,7 @@ class Cancel(Message):
     """The caller has left: drop queued steps, stop the running one between layers, free the session."""
 
     kind: ClassVar[str] = "cancel"
-    session: str = _required(NAME)
+    session: str = _required(ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,10 @@ class WireTensor:
         dtype: A key of `ITEM_BYTES`.
         shape: Sizes, outermost first; an empty tuple is a scalar.
         data: The elements, C-contiguous and little-endian; a view, never a copy of what was received.
+            Kept as a flat view of bytes, whatever its own format and shape were.
 
     Raises:
-        ValueError: If the element type is unknown or the bytes do not fill the shape exactly.
+        ValueError: If the element type is unknown, the bytes do not fill the shape exactly, or are not contiguous.
     """
 
     dtype: str
@@ -46,6 +47,14 @@ class WireTensor:
         expected_bytes = tensor_bytes(self.dtype, self.shape)
         if self.data.nbytes != expected_bytes:
             raise ValueError(f"{self.dtype}{list(self.shape)} takes {expected_bytes} bytes, got {self.data.nbytes}")
+        if self.data.format != "B" or self.data.ndim != 1 or not self.data.c_contiguous:
+            object.__setattr__(self, "data", _flat(self.data))
+
+
+def _flat(data: memoryview) -> memoryview:
+    if not data.c_contiguous:
+        raise ValueError("a tensor's bytes must be C-contiguous")
+    return data.cast("B") if data.nbytes else memoryview(b"")
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
