@@ -1,0 +1,152 @@
+"""The one thread that owns the model, and the queue through which the event loop feeds it.
+
+The event loop never waits for the thread: it offers steps, drops them, or marks the running ones as
+cancelled, all under a lock held for microseconds. The thread wakes the event loop once per list of
+outcomes. Whatever a step does, the thread goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from shard.executor import Outcome, failure_message, failure_of
+from shard.step_queue import QueuedStep, StepQueue
+
+STEPS_AT_ONCE_MAX = 1
+"""Steps given to the executor together. A stage runs a list one after the other, so a longer one would
+only delay the first answer and let no decode step pass a prefill."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class RunsSteps(Protocol):
+    """`shard.executor.Executor`, as the thread sees it."""
+
+    def run(self, items: Sequence[QueuedStep]) -> list[Outcome]:
+        """Answer each step, in order."""
+        ...
+
+
+class ComputeThread:
+    """Loads a stage and runs steps on it until stopped.
+
+    Args:
+        load: Called first, on the thread; may take minutes. What it returns runs the steps.
+        deliver: Called on the thread with each list of outcomes; hands them to the event loop.
+        loaded: Called on the thread when `load` has returned, or with the exception it raised,
+            which ends the thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        load: Callable[[], RunsSteps],
+        deliver: Callable[[list[Outcome]], None],
+        loaded: Callable[[Exception | None], None],
+    ) -> None:
+        self._load = load
+        self._deliver = deliver
+        self._loaded = loaded
+        self._queue = StepQueue()
+        self._running: list[QueuedStep] = []
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cancel what runs, forget what waits, end the thread as soon as it notices. Does not wait."""
+        with self._changed:
+            self._stopping = True
+            self._queue.drop(lambda _: True)
+            for item in self._running:
+                item.cancel("cancelled")
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; returns whether it has ended."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def pending(self) -> int:
+        """Steps waiting or running."""
+        with self._changed:
+            return len(self._queue) + len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """Steps waiting."""
+        with self._changed:
+            return len(self._queue)
+
+    def submit(self, item: QueuedStep) -> list[QueuedStep]:
+        """Queue a step. Returns waiting steps of the same session and a lower epoch, which it replaces.
+
+        A running step of a lower epoch is stopped: nobody waits for its answer any more.
+
+        Raises:
+            StepFailed: `queue_full`, naming the limit.
+        """
+        session, epoch = item.step.session, item.step.epoch
+
+        def is_superseded(other: QueuedStep) -> bool:
+            return other.step.session == session and other.step.epoch < epoch
+
+        with self._changed:
+            superseded = self._queue.drop(is_superseded)
+            for running in filter(is_superseded, self._running):
+                running.cancel("stale_epoch")
+            self._queue.offer(item)
+            self._changed.notify()
+            return superseded
+
+    def cancel(self, session: str) -> list[QueuedStep]:
+        """Stop a session's running step at the next layer and return its waiting steps, now dropped."""
+        with self._changed:
+            for item in self._running:
+                if item.step.session == session:
+                    item.cancel("cancelled")
+            return self._queue.drop(lambda item: item.step.session == session)
+
+    def drop_link(self, link: object) -> int:
+        """Forget the waiting steps of a link that is gone; returns how many."""
+        with self._changed:
+            return len(self._queue.drop(lambda item: item.link is link))
+
+    def _main(self) -> None:
+        try:
+            executor = self._load()
+        except Exception as error:
+            log.exception("stage.load_failed")
+            self._loaded(error)
+            return
+        self._loaded(None)
+        while items := self._take():
+            self._deliver(_run(executor, items))
+            with self._changed:
+                self._running = []
+
+    def _take(self) -> list[QueuedStep]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or len(self._queue))
+            if self._stopping:
+                return []
+            self._running = self._queue.take(STEPS_AT_ONCE_MAX)
+            return self._running
+
+
+def _run(executor: RunsSteps, items: list[QueuedStep]) -> list[Outcome]:
+    try:
+        return executor.run(items)
+    except Exception as error:
+        log.exception("executor.failed", steps=len(items))
+        return [Outcome(item, failure_message(item.step, failure_of(error))) for item in items]

@@ -1,0 +1,279 @@
+"""Runs steps on the compute thread: a list of steps in, one answer for each out.
+
+Per step: check it, open its session, compute, commit or abort. A step that fails is answered with its
+error and touches no other session.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from shard.kv_cache import Session, SessionStore
+from shard.runner import Pass, PassOutput, Runner
+from shard.step_queue import QueuedStep
+from shared.clock import Clock
+from shared.errors import CacheMissed, MeshError, StepFailed
+from shared.messages import TEXT_CHARS_MAX, CacheMiss, Error, Message, Step, StepResult
+from shared.tensor_spec import WireTensor
+
+STEP_POSITIONS_MAX = 32_768
+"""Positions that may enter with one step; a longer prompt comes in chunks."""
+POSITIONS_MAX = 1 << 20
+"""Positions of one session when the model's own context length is unknown."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to one step, and the tensors that go with it."""
+
+    item: QueuedStep
+    message: Message
+    tensors: Mapping[str, WireTensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Counters that rise from the start of the node; keys as in `NodeStats`."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    busy_us: int = 0
+
+
+class Executor:
+    """Steps of one node. `run` belongs to the compute thread; `figures` may be read from any.
+
+    Args:
+        runner: The loaded stage.
+        store: The sessions, or None when caching is off.
+        model: Fingerprint that steps must name.
+        clock: For `compute_us` and `queue_us`.
+    """
+
+    def __init__(self, *, runner: Runner, store: SessionStore | None, model: str, clock: Clock) -> None:
+        self._runner = runner
+        self._store = store
+        self._model = model
+        self._clock = clock
+        self._figures = StepFigures()
+        self._figures_lock = threading.Lock()
+        self.refuses_new_sessions = False
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """False when caching is off or the model's layers reject a cache."""
+        return self._store is not None and self._runner.supports_kv_cache
+
+    def figures(self) -> StepFigures:
+        """A snapshot of the counters."""
+        with self._figures_lock:
+            held = self._figures
+            return StepFigures(held.steps.copy(), held.misses.copy(), held.errors.copy(), held.busy_us)
+
+    def run(self, items: Sequence[QueuedStep]) -> list[Outcome]:
+        """Answer each step, in order. At most one step of each session; never raises for what a step holds."""
+        started_at = self._clock.monotonic()
+        opened = [self._open(item) for item in items]
+        passes = [each for each in opened if isinstance(each, _OpenStep)]
+        results = self._compute(passes)
+        busy_us = _microseconds(self._clock.monotonic() - started_at)
+        outputs = iter(results)
+        outcomes = []
+        for item, each in zip(items, opened, strict=True):
+            result = self._close(each, next(outputs)) if isinstance(each, _OpenStep) else each
+            outcomes.append(self._answer(item, result, started_at, busy_us))
+        with self._figures_lock:
+            self._figures.busy_us += busy_us
+        return outcomes
+
+    def _open(self, item: QueuedStep) -> _OpenStep | MeshError:
+        if item.cancelled:
+            return _cancelled(item)
+        try:
+            session = self._open_session(item)
+        except MeshError as error:
+            return error
+        except Exception as error:
+            log.exception("step.failed", session=item.step.session, step_index=item.step.step_index)
+            return failure_of(error)
+        return _OpenStep(item, session)
+
+    def _open_session(self, item: QueuedStep) -> Session | None:
+        step = item.step
+        if step.cache == "decode":
+            return self._open_decode(item)
+        self._check_addressed(step)
+        self._check(item, None)
+        if step.cache != "prefill" or self._store is None or not self.keeps_sessions:
+            return None
+        if self.refuses_new_sessions and not self._store.holds(step.session):
+            raise StepFailed("draining", "the node is leaving and takes no new session")
+        return self._store.start(step, self._runner.new_cache())
+
+    def _open_decode(self, item: QueuedStep) -> Session:
+        if self._store is None or not self.keeps_sessions:
+            raise CacheMissed("disabled", session=item.step.session)
+        session = self._store.lookup(item.step)
+        try:
+            self._check(item, session)
+        except BaseException:
+            self._store.put_back(session)
+            raise
+        return session
+
+    def _check(self, item: QueuedStep, session: Session | None) -> None:
+        check_lengths(item.step, self._runner.context_len or POSITIONS_MAX)
+        self._runner.check(item.step, item.tensors)
+        self._check_sampling(item.step, session)
+
+    def _check_addressed(self, step: Step) -> None:
+        if step.model != self._model:
+            raise StepFailed("model_mismatch", f"the model here is {self._model}", field="model", limit=self._model)
+        if step.layers != self._runner.layers:
+            held = str(self._runner.layers)
+            raise StepFailed("range_mismatch", f"the layers here are {held}", field="layers", limit=held)
+
+    def _check_sampling(self, step: Step, session: Session | None) -> None:
+        samples = self._runner.layers.end == self._runner.num_layers and step.output_len != 0
+        sampling = step.sampling or (session.sampling if session else None)
+        if sampling is None:
+            if samples:
+                raise _bad_step("sampling", "is missing, and this hop draws the token")
+            return
+        if sampling.temperature < 0:
+            raise _bad_step("sampling.temperature", f"must not be below 0, got {sampling.temperature}")
+        if not 0 <= sampling.top_p <= 1:
+            raise _bad_step("sampling.top_p", f"must be from 0 to 1, got {sampling.top_p}")
+
+    def _compute(self, opened: Sequence[_OpenStep]) -> list[PassOutput | MeshError]:
+        if not opened:
+            return []
+        try:
+            return self._runner.run([each.as_pass() for each in opened])
+        except Exception as error:
+            log.exception("steps.failed", sessions=[each.item.step.session for each in opened])
+            return [failure_of(error)] * len(opened)
+
+    def _close(self, opened: _OpenStep, result: PassOutput | MeshError) -> tuple[PassOutput, bool] | MeshError:
+        session = opened.session
+        if session is None or self._store is None:
+            return result if isinstance(result, MeshError) else (result, False)
+        if opened.item.cancelled:
+            self._store.abort(session, "cancelled")
+            return _cancelled(opened.item)
+        if isinstance(result, MeshError):
+            self._store.abort(session, "failed")
+            return result
+        expected_len = opened.item.step.past_len + opened.item.step.new_len
+        if session.cache.length != expected_len:
+            self._store.abort(session, "failed")
+            log.error("cache.length_wrong", held=session.cache.length, expected=expected_len)
+            return StepFailed("internal_error", f"the cache holds {session.cache.length}, expected {expected_len}")
+        try:
+            return result, self._store.commit(session, opened.item.step)
+        except StepFailed as error:
+            return error
+
+    def _answer(
+        self, item: QueuedStep, result: tuple[PassOutput, bool] | MeshError, started_at: float, busy_us: int
+    ) -> Outcome:
+        step = item.step
+        with self._figures_lock:
+            if isinstance(result, CacheMissed):
+                self._figures.misses[result.reason] += 1
+            elif isinstance(result, MeshError):
+                self._figures.errors[result.code] += 1
+            else:
+                self._figures.steps[step.cache or "stateless"] += 1
+        if isinstance(result, MeshError):
+            return Outcome(item, failure_message(step, result))
+        output, cached = result
+        message = StepResult(
+            session=step.session,
+            step_index=step.step_index,
+            epoch=step.epoch,
+            cached=cached,
+            token_ids=output.token_ids,
+            text=output.text,
+            compute_us=busy_us,
+            queue_us=_microseconds(started_at - item.arrived_at),
+        )
+        return Outcome(item, message, output.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenStep:
+    item: QueuedStep
+    session: Session | None
+
+    def as_pass(self) -> Pass:
+        item, session = self.item, self.session
+        sampling = item.step.sampling or (session.sampling if session else None)
+        cache = session.cache if session else None
+        return Pass(item.step, item.tensors, cache, sampling, lambda: item.cancelled)
+
+
+def check_lengths(step: Step, positions_max: int) -> None:
+    """Check a step's counts against each other and against what this node takes.
+
+    Raises:
+        StepFailed: `bad_step`, naming the field and the limit.
+    """
+    if not 1 <= step.new_len <= STEP_POSITIONS_MAX:
+        raise _bad_step("new_len", f"must be from 1 to {STEP_POSITIONS_MAX}, got {step.new_len}")
+    if step.cache != "decode" and step.past_len:
+        raise _bad_step("past_len", f"must be 0 unless the step decodes, got {step.past_len}")
+    if step.output_len is not None and step.output_len > step.new_len:
+        raise _bad_step("output_len", f"must be at most new_len {step.new_len}, got {step.output_len}")
+    if step.past_len + step.new_len > positions_max:
+        total_len = step.past_len + step.new_len
+        raise _bad_step("past_len + new_len", f"must be at most {positions_max} positions, got {total_len}")
+
+
+def failure_of(error: Exception) -> MeshError:
+    """Any exception of a step as the error that answers it."""
+    if isinstance(error, MeshError):
+        return error
+    if isinstance(error, MemoryError):
+        return StepFailed("out_of_memory", "the node has no memory left for this step")
+    return StepFailed("internal_error", f"the step failed: {type(error).__name__}")
+
+
+def failure_message(step: Step, error: MeshError) -> Message:
+    """The answer to a step that could not be served."""
+    if isinstance(error, CacheMissed):
+        held_len = error.fields.get("held_len")
+        return CacheMiss(
+            session=step.session,
+            step_index=step.step_index,
+            epoch=step.epoch,
+            reason=error.reason,
+            held_len=held_len if isinstance(held_len, int) else None,
+        )
+    return Error(
+        code=error.code,
+        message=error.message[:TEXT_CHARS_MAX],
+        session=step.session,
+        step_index=step.step_index,
+        epoch=step.epoch,
+    )
+
+
+def _bad_step(field_name: str, message: str) -> StepFailed:
+    return StepFailed("bad_step", f"{field_name} {message}", field=field_name)
+
+
+def _cancelled(item: QueuedStep) -> StepFailed:
+    return StepFailed(item.cancel_code, "the step was cancelled")
+
+
+def _microseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -1,0 +1,112 @@
+"""What the executor asks of whatever computes: one step's share of a forward, and its outcome.
+
+`shard.stage_runner` implements it with torch; tests implement it without, so that everything around the
+model can be tried without weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shard.kv_cache import HeldCache
+from shared.errors import MeshError
+from shared.layers import LayerRange
+from shared.messages import SamplingParams, Step
+from shared.tensor_spec import WireTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step, ready to be computed.
+
+    Args:
+        step: Checked by `Runner.check`.
+        tensors: The step's tensors, as received.
+        cache: Holds exactly `step.past_len` positions; None is stateless.
+        sampling: For the last hop, the step's own or what the session holds.
+        cancelled: Asked between layers, from the compute thread.
+    """
+
+    step: Step
+    tensors: Mapping[str, WireTensor]
+    cache: HeldCache | None
+    sampling: SamplingParams | None
+    cancelled: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """What a pass gave: tensors for the next hop, or the last hop's token, or its text when ids cannot be given."""
+
+    tensors: Mapping[str, WireTensor] = field(default_factory=dict)
+    token_ids: tuple[int, ...] | None = None
+    text: str | None = None
+
+
+class Runner(Protocol):
+    """A loaded stage and how steps are run on it. Everything but the attributes is for the compute thread alone."""
+
+    @property
+    def layers(self) -> LayerRange:
+        """The range it holds."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the whole model."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """For example ``cpu`` or ``cuda:0``."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Element type of weights and outputs, a key of `ITEM_BYTES`."""
+        ...
+
+    @property
+    def supports_kv_cache(self) -> bool:
+        """False when the model's layers reject a cache; may turn false when that is noticed."""
+        ...
+
+    @property
+    def returns_token_ids(self) -> bool:
+        """Whether it is a last hop that gives token ids."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What one position of one session takes."""
+        ...
+
+    @property
+    def context_len(self) -> int:
+        """Positions the model was trained for; 0 when unknown."""
+        ...
+
+    def memory_free_bytes(self) -> int:
+        """Memory of its device that is free now."""
+        ...
+
+    def new_cache(self) -> HeldCache:
+        """An empty cache for one session."""
+        ...
+
+    def check(self, step: Step, tensors: Mapping[str, WireTensor]) -> None:
+        """Look at a step's tensors before anything is computed.
+
+        Raises:
+            StepFailed: `bad_step`, naming the tensor or field and its limit.
+        """
+        ...
+
+    def run(self, passes: Sequence[Pass]) -> list[PassOutput | MeshError]:
+        """Compute; one outcome for each pass, in order. A pass that fails leaves the others' outcomes alone.
+
+        What is no pass's own failure is raised.
+        """
+        ...

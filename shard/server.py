@@ -1,0 +1,117 @@
+"""The node's listening side: WebSocket links and two HTTP questions on one port."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+import orjson
+import structlog
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+
+from shard.peer import Peer
+from shard.service import NodeService
+from shared.clock import Clock
+from shared.errors import MeshError
+from shared.frame import DEFAULT_LIMITS, PROTOCOL_VERSION, FrameLimits
+from shared.handshake import VERSIONS, check_hello, choose_version
+from shared.link import WebSocketTransport, accept
+from shared.messages import Hello, Refused, Welcome
+from shared.version import SOFTWARE
+from shared.websocket import websocket_options
+
+PEERS_MAX = 64
+"""Gateways, and nodes that push to this one; each may hold a few frames in memory."""
+HTTP_OPEN_TIMEOUT_S = 5.0
+"""From the TCP connection to the end of its HTTP request; then it is closed."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class NodeServer:
+    """Accepts links for a service.
+
+    Args:
+        service: Acts on what comes.
+        token: The mesh token, None when the mesh has none.
+        clock: Monotonic time.
+        limits: What is read of a frame.
+    """
+
+    def __init__(
+        self, *, service: NodeService, token: str | None, clock: Clock, limits: FrameLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._service = service
+        self._token = token
+        self._clock = clock
+        self._limits = limits
+
+    @contextlib.asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[tuple[Server, int]]:
+        """Listen; gives the server and the port it got. Leaving closes every link.
+
+        Raises:
+            OSError: The address cannot be listened on.
+        """
+        server = await serve(
+            self._serve_link,
+            host,
+            port,
+            process_request=self._answer_http,
+            open_timeout=HTTP_OPEN_TIMEOUT_S,
+            server_header=None,
+            **websocket_options(self._limits),
+        )
+        try:
+            yield server, next(iter(server.sockets)).getsockname()[1]
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    def _answer_http(self, connection: ServerConnection, request: Request) -> Response | None:
+        path = request.path.partition("?")[0]
+        state = self._service.info.state
+        if path == "/healthz":
+            return self._json_response(HTTPStatus.SERVICE_UNAVAILABLE if state == "failed" else HTTPStatus.OK)
+        if path == "/readyz":
+            return self._json_response(HTTPStatus.OK if state == "ready" else HTTPStatus.SERVICE_UNAVAILABLE)
+        if "Upgrade" not in request.headers:
+            return connection.respond(HTTPStatus.NOT_FOUND, "a meshnet node: WebSocket links, /healthz, /readyz\n")
+        return None
+
+    def _json_response(self, status: HTTPStatus) -> Response:
+        info = self._service.info
+        body = orjson.dumps({"state": info.state, "node": info.node, "layers": str(info.layers)})
+        headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"})
+        return Response(status.value, status.phrase, headers, body)
+
+    def _answer_hello(self, hello: Hello) -> Welcome | Refused:
+        if refusal := check_hello(hello, token=self._token, model=self._service.model.fingerprint):
+            return refusal
+        if self._service.info.state == "draining":
+            return Refused(code="draining", message="the node is leaving")
+        if len(self._service.peers) >= PEERS_MAX:
+            return Refused(code="too_many_links", message=f"the limit is {PEERS_MAX} links")
+        info = self._service.info
+        version = choose_version(hello.versions, VERSIONS) or PROTOCOL_VERSION
+        return Welcome(version=version, peer=info.node, node=info, software=SOFTWARE)
+
+    async def _serve_link(self, connection: ServerConnection) -> None:
+        try:
+            transport = WebSocketTransport(connection)
+            link = await accept(transport, answer=self._answer_hello, limits=self._limits)
+        except MeshError as error:
+            log.warning("peer.refused", code=error.code, reason=error.message, address=connection.remote_address)
+            return
+        peer = Peer(link, handle=self._service.handle, clock=self._clock)
+        log.info("peer.connected", peer=peer.name, role=link.hello.role, software=link.hello.software)
+        self._service.add_peer(peer)
+        try:
+            await peer.run()
+        except MeshError as reason:
+            log.info("peer.closed", peer=peer.name, code=reason.code)
+        finally:
+            self._service.remove_peer(peer)
