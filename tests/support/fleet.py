@@ -170,6 +170,7 @@ def running_fleet(
     common_node_args: Sequence[str] = ("--dtype", "float32", "--device", "cpu", "--threads", "1"),
     gateway_args: Sequence[str] = (),
     node_urls: dict[int, str] | None = None,
+    node_ports: Sequence[int] | None = None,
 ) -> Iterator[Fleet]:
     """Start a fleet, wait for its route, and end it.
 
@@ -181,8 +182,9 @@ def running_fleet(
         common_node_args: Flags of every node.
         gateway_args: Further flags of the gateway.
         node_urls: Where the gateway dials a node, when not the node itself (a proxy between them).
+        node_ports: Where the nodes listen, when the caller must know before.
     """
-    ports = [free_port() for _ in cuts]
+    ports = node_ports or [free_port() for _ in cuts]
     port = free_port()
     nodes: list[ManagedProcess] = []
     gateway = None

@@ -1,0 +1,346 @@
+"""What happens to a stream when a node loses its cache, dies, stalls, or the client leaves.
+
+Real processes and sockets: three nodes of a tiny model behind delaying proxies, so that there is time to
+interfere in mid-stream. Every undisturbed answer comes from transformers in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.layers import LayerRange
+from shared.link import dial
+from shared.messages import Hello, SamplingParams, Step, StepResult
+from shared.tensor_spec import WireTensor
+from shared.version import SOFTWARE
+from tests.conftest import TinyModels
+from tests.support.fleet import Fleet, free_port, running_fleet
+from tests.support.link_proxy import LinkProxy
+from tests.support.reference import Reference
+
+CUTS = ["0:2", "2:4", "4:6"]
+DELAY_S = 0.002
+"""One way, one hop: keeps a token at about 15 ms, slow enough to step in between two tokens."""
+MAX_TOKENS = 60
+PROMPT = "Hello mesh"
+OTHER_PROMPT = "Wie geht es?"
+HIDDEN_SIZE = 32
+SESSIONS_MAX = 2
+FAILOVER_TIMEOUT_S = 3
+RELEASED_WITHIN_S = 1.0
+
+
+@dataclass
+class Mesh:
+    """A fleet whose links pass through proxies."""
+
+    fleet: Fleet
+    proxies: list[LinkProxy]
+    ports: list[int]
+    evictions: int = field(default=0)
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The nodes' figures, first layers first."""
+        return await asyncio.to_thread(self.fleet.mesh_nodes)
+
+    async def evict_all(self, hop: int) -> None:
+        """Push every session out of one node, as a second gateway with sessions of its own would."""
+        hello = Hello(versions=(1,), role="gateway", peer="test-evictor", software=SOFTWARE)
+        link = await dial(f"ws://127.0.0.1:{self.ports[hop]}", hello)
+        try:
+            node = link.welcome.node
+            assert node is not None
+            if hop == 0:
+                tensors = {"token_ids": WireTensor("i32", (1, 1), memoryview(bytes(4)))}
+            else:
+                tensors = {"hidden_states": WireTensor("f32", (1, 1, HIDDEN_SIZE), memoryview(bytes(4 * HIDDEN_SIZE)))}
+            for _ in range(SESSIONS_MAX):
+                self.evictions += 1
+                step = Step(
+                    session=f"evictor-{self.evictions}",
+                    step_index=0,
+                    cache="prefill",
+                    layers=node.layers,
+                    model=node.model,
+                    sampling=SamplingParams(temperature=0),
+                )
+                await link.send(step, tensors)
+                assert isinstance((await link.receive())[0], StepResult)
+        finally:
+            await link.close()
+
+
+@contextlib.asynccontextmanager
+async def mesh_of(model: Path, folder: Path, **options: Any) -> AsyncIterator[Mesh]:
+    """Start proxies here and processes in a thread, since both must run at once."""
+    async with contextlib.AsyncExitStack() as stack:
+        ports = [free_port() for _ in CUTS]
+        proxies = [await stack.enter_async_context(LinkProxy(port).run()) for port in ports]
+        for proxy in proxies:
+            proxy.delay_s = {"there": DELAY_S, "back": DELAY_S}
+        node_args = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-max-sessions", str(SESSIONS_MAX)]
+        starting = running_fleet(
+            model,
+            CUTS,
+            folder,
+            node_ports=ports,
+            node_urls={index: proxy.url for index, proxy in enumerate(proxies)},
+            common_node_args=[*node_args, *options.pop("more_node_args", [])],
+            **options,
+        )
+        fleet = await asyncio.to_thread(starting.__enter__)
+        stack.push_async_callback(asyncio.to_thread, starting.__exit__, None, None, None)
+        yield Mesh(fleet, proxies, ports)
+
+
+@dataclass
+class Streamed:
+    """What came over one stream."""
+
+    text: str = ""
+    chunks: int = 0
+    finish_reason: str | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+
+
+Interfere = Callable[[int], Awaitable[None]]
+
+
+async def stream_chat(fleet: Fleet, content: str, interfere: Interfere | None = None, **parameters: Any) -> Streamed:
+    """Stream one greedy completion; `interfere` is awaited after each chunk with the number of chunks so far."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        **parameters,
+    }
+    streamed = Streamed()
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("POST", fleet.base_url + "/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status_code == httpx.codes.OK, (await response.aread()).decode()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                streamed.done = True
+                continue
+            chunk = json.loads(data)
+            if "error" in chunk:
+                streamed.error = chunk["error"]
+                continue
+            choice = chunk["choices"][0]
+            streamed.text += choice["delta"].get("content") or ""
+            streamed.finish_reason = choice["finish_reason"] or streamed.finish_reason
+            streamed.chunks += 1
+            if interfere:
+                await interfere(streamed.chunks)
+    return streamed
+
+
+def at_chunks(*whens: int, do: Callable[[], Awaitable[None]]) -> Interfere:
+    """Interfere once at each of these chunk counts."""
+
+    async def interfere(chunks: int) -> None:
+        if chunks in whens:
+            await do()
+
+    return interfere
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: TinyModels) -> Path:
+    """A tiny Qwen2, whose tokens depend on the whole history."""
+    return tiny_model("qwen2")
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Reference:
+    """The same model in this process."""
+    return Reference(model)
+
+
+def counted(nodes: list[dict[str, Any]], figure: str, key: str) -> list[int]:
+    """One counter of every node."""
+    return [node[figure].get(key, 0) for node in nodes]
+
+
+@pytest.mark.parametrize("hop", [0, 1, 2])
+async def test_a_lost_cache_is_rebuilt_on_that_hop_alone(
+    model: Path, reference: Reference, tmp_path: Path, hop: int
+) -> None:
+    """A session evicted twice in mid-stream, with another generation running, changes no token and no other hop."""
+    expected = reference.greedy(PROMPT, MAX_TOKENS)
+    other_expected = reference.greedy(OTHER_PROMPT, MAX_TOKENS)
+    async with mesh_of(model, tmp_path) as mesh:
+        interfere = at_chunks(8, 20, do=lambda: mesh.evict_all(hop))
+        streamed, other = await asyncio.gather(
+            stream_chat(mesh.fleet, PROMPT, interfere), stream_chat(mesh.fleet, OTHER_PROMPT)
+        )
+        nodes = await mesh.nodes()
+    assert (streamed.text, streamed.finish_reason, streamed.done) == (expected.text, expected.finish_reason, True)
+    assert (other.text, other.finish_reason) == (other_expected.text, other_expected.finish_reason)
+    prefills = counted(nodes, "steps", "prefill")
+    misses = counted(nodes, "misses", "evicted")
+    assert misses[hop] >= 2
+    assert prefills[hop] == 2 + mesh.evictions + misses[hop]
+    for index in {0, 1, 2} - {hop}:
+        assert (prefills[index], misses[index]) == (2, 0)
+
+
+async def test_sampled_text_survives_a_lost_cache(model: Path, tmp_path: Path) -> None:
+    """A seeded stream whose every hop loses its session gives the text of the undisturbed stream."""
+    sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 20}
+    async with mesh_of(model, tmp_path) as mesh:
+        undisturbed = await stream_chat(mesh.fleet, PROMPT, **sampling)
+
+        async def evict_everywhere() -> None:
+            await asyncio.gather(*(mesh.evict_all(hop) for hop in range(len(CUTS))))
+
+        disturbed = await stream_chat(mesh.fleet, PROMPT, at_chunks(6, do=evict_everywhere), **sampling)
+        other_seed = await stream_chat(mesh.fleet, PROMPT, **{**sampling, "seed": 21})
+        misses = counted(await mesh.nodes(), "misses", "evicted")
+    assert disturbed.text == undisturbed.text
+    assert other_seed.text != undisturbed.text
+    assert min(misses) >= 1
+
+
+@pytest.mark.parametrize("hop", [0, 1, 2])
+async def test_a_node_that_restarts_is_filled_again(
+    model: Path, reference: Reference, tmp_path: Path, hop: int
+) -> None:
+    """Kill -9 in mid-stream and a new process at the same address: the sentence goes on with the same tokens."""
+    expected = reference.greedy(PROMPT, MAX_TOKENS)
+    async with mesh_of(model, tmp_path, gateway_args=["--failover-timeout", "60"]) as mesh:
+        node = mesh.fleet.nodes[hop]
+
+        async def restart() -> None:
+            node.kill()
+            node.start()
+
+        streamed = await stream_chat(mesh.fleet, PROMPT, at_chunks(8, do=restart))
+        nodes = await mesh.nodes()
+    assert (streamed.text, streamed.finish_reason) == (expected.text, expected.finish_reason)
+    assert nodes[hop]["pid"] == node.pid
+    assert counted(nodes, "steps", "prefill") == [1, 1, 1]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "unreachable"])
+async def test_a_node_lost_for_good_ends_the_stream_with_an_error(model: Path, tmp_path: Path, how: str) -> None:
+    """No node to fail over to: one error frame within the deadline, no finish reason, and the next answer is a 503."""
+    async with mesh_of(model, tmp_path, gateway_args=["--failover-timeout", str(FAILOVER_TIMEOUT_S)]) as mesh:
+        node = mesh.fleet.nodes[1]
+
+        async def lose() -> None:
+            if how == "killed":
+                node.kill()
+            elif how == "stopped":
+                os.kill(node.pid, signal.SIGSTOP)
+            else:
+                mesh.proxies[1].stall()
+
+        async with asyncio.timeout(2 * FAILOVER_TIMEOUT_S + 4):
+            streamed = await stream_chat(mesh.fleet, PROMPT, at_chunks(8, do=lose))
+        refused = await asyncio.to_thread(mesh.fleet.get, "/readyz")
+        chat = await asyncio.to_thread(mesh.fleet.chat, PROMPT)
+    assert streamed.finish_reason is None
+    assert streamed.error is not None
+    assert set(streamed.error) == {"message", "type", "param", "code"}
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert chat.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert chat.headers["retry-after"]
+
+
+async def test_a_journal_that_is_full_replays_the_whole_route(
+    model: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """With no room to remember hidden states, a lost cache in the middle is rebuilt from the token ids."""
+    expected = reference.greedy(PROMPT, MAX_TOKENS)
+    async with mesh_of(model, tmp_path, gateway_args=["--journal-max-bytes", "0"]) as mesh:
+        streamed = await stream_chat(mesh.fleet, PROMPT, at_chunks(8, do=lambda: mesh.evict_all(1)))
+        nodes = await mesh.nodes()
+    assert streamed.text == expected.text
+    prefills = counted(nodes, "steps", "prefill")
+    assert prefills[0] == 2
+    assert prefills[1] == 2 + mesh.evictions
+
+
+@pytest.mark.parametrize("uncached", [[0], [1], [2], [0, 1, 2]])
+async def test_nodes_without_a_cache_give_the_same_tokens(
+    model: Path, reference: Reference, tmp_path: Path, uncached: list[int]
+) -> None:
+    """A hop without a cache is served all its positions at each step; cached hops beside it are not touched."""
+    expected = reference.greedy(PROMPT, 24)
+    node_args = {index: ["--no-kv-cache"] for index in uncached}
+    async with mesh_of(model, tmp_path, node_args=node_args) as mesh:
+        streamed = await stream_chat(mesh.fleet, PROMPT, max_tokens=24)
+        nodes = await mesh.nodes()
+    assert streamed.text == expected.text
+    for index, decodes in enumerate(counted(nodes, "steps", "decode")):
+        assert (decodes == 0) is (index in uncached)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_stops_the_compute_on_every_hop(model: Path, tmp_path: Path, stream: bool) -> None:
+    """Within a second of the client's leaving, no node holds its session or serves another step of it."""
+    async with mesh_of(model, tmp_path) as mesh:
+        for proxy in mesh.proxies:
+            proxy.delay_s = {"there": 0.02, "back": 0.02}
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": 1000,
+            "temperature": 0,
+            "stream": stream,
+        }
+        async with httpx.AsyncClient(timeout=60) as client:
+            asking = asyncio.create_task(
+                client.post(mesh.fleet.base_url + "/v1/chat/completions", json=body), name="client"
+            )
+            await until_held(mesh, [1, 1, 1], within_s=10)
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+        await until_held(mesh, [0, 0, 0], within_s=RELEASED_WITHIN_S + 0.5)
+        before = await mesh.nodes()
+        await asyncio.sleep(0.2)
+        after = await mesh.nodes()
+    assert counted(before, "steps", "decode") == counted(after, "steps", "decode")
+    assert all(node["kv_bytes"] == 0 for node in after)
+
+
+async def until_held(mesh: Mesh, sessions: list[int], within_s: float) -> None:
+    """Wait until the nodes hold these numbers of sessions."""
+    async with asyncio.timeout(within_s):
+        while [node["sessions"] for node in await mesh.nodes()] != sessions:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_finished_generation_leaves_nothing_behind(model: Path, reference: Reference, tmp_path: Path) -> None:
+    """After the answer every hop has released its session, and a long prompt travelled in chunks."""
+    content = PROMPT * 80
+    expected = reference.greedy(content, 8)
+    assert expected.prompt_tokens > 256
+    async with mesh_of(model, tmp_path) as mesh:
+        streamed = await stream_chat(mesh.fleet, content, max_tokens=8)
+        await until_held(mesh, [0, 0, 0], within_s=RELEASED_WITHIN_S)
+        nodes = await mesh.nodes()
+    assert streamed.text == expected.text
+    assert counted(nodes, "steps", "prefill") == [1, 1, 1]
+    assert LayerRange(*nodes[0]["layers"]) == LayerRange(0, 2)
