@@ -40,6 +40,10 @@ class Transport(Protocol):
         """The next message; raises `LinkClosed`, or `FrameError` for what is not binary. Cancelling is safe."""
         ...
 
+    def allow(self, frame_bytes_max: int) -> None:
+        """Receive messages of up to this length from now on; called once a dialler has shown its token."""
+        ...
+
     async def close(self, code: int = CLOSE_NORMAL, reason: str = "") -> None:
         """Close within a bounded time, waking whoever sends or receives. Closing again does nothing."""
         ...
@@ -246,6 +250,8 @@ async def accept(
             hello, _ = await link.receive()
             assert isinstance(hello, Hello)  # noqa: S101 - the state table lets nothing else through
             reply = answer(hello)
+            if isinstance(reply, Welcome):
+                transport.allow(limits.frame_bytes_max)
             await link.send(reply)
             if isinstance(reply, Refused):
                 raise HandshakeRefused(reply.code, reply.message, peer=hello.peer)

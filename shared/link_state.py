@@ -167,9 +167,7 @@ class LinkProtocol:
             frame = decode_frame(data, self.limits)
             return self._receive_message(decode_header(frame.header), frame)
         except UnknownKind as unknown:
-            if self.state in _WORKING:
-                return Unanswerable(unknown.kind, self.send(Unsupported(unsupported=unknown.kind)))
-            return self.fail(RemoteProtocolError("unexpected_message", self._refusal(self._peer_role, "unknown kind")))
+            return self._answer_unknown(unknown.kind)
         except (FrameError, RemoteProtocolError) as error:
             return self.fail(error)
 
@@ -177,11 +175,24 @@ class LinkProtocol:
         """Give the link up because of what the peer sent; the reply tells it why."""
         if self.state is LinkState.CLOSED:
             return Broken(error, None)
-        return Broken(error, self.send(Error(code=error.code, message=error.message[:REASON_CHARS_MAX])))
+        try:
+            reply = self.send(Error(code=error.code, message=error.message[:REASON_CHARS_MAX]))
+        except FrameError:  # limits so small that they leave no room to say why
+            self.close()
+            return Broken(error, None)
+        return Broken(error, reply)
 
     def close(self) -> None:
         """The transport is gone, or about to be: nothing may be sent or received any more."""
         self.state = LinkState.CLOSED
+
+    def _answer_unknown(self, kind: str) -> Event:
+        if self.state not in _WORKING:
+            return self.fail(RemoteProtocolError("unexpected_message", self._refusal(self._peer_role, "unknown kind")))
+        try:
+            return Unanswerable(kind, self.send(Unsupported(unsupported=kind)))
+        except FrameError as error:
+            return self.fail(error)
 
     def _receive_message(self, message: Message, frame: Frame) -> Event:
         state = self._next_state(self._peer_role, message)

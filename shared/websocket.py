@@ -8,16 +8,18 @@ fills the write buffer: each fragment waits until the one before has left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
 from shared.errors import FrameError, LinkClosed
 from shared.frame import DEFAULT_LIMITS, FrameLimits
+from shared.link_state import HANDSHAKE_BYTES_MAX
 
 JOINED_BYTES_MAX = 64 * 1024
 """Frames up to here are copied into one buffer: cheaper than a second WebSocket frame and its read."""
@@ -51,25 +53,42 @@ def websocket_options(limits: FrameLimits = DEFAULT_LIMITS) -> dict[str, Any]:
 
 
 class WebSocketTransport:
-    """A `shared.link.Transport` over one `websockets` connection, client's or server's."""
+    """A `shared.link.Transport` over one `websockets` connection, client's or server's.
+
+    A server's connection receives at most `HANDSHAKE_BYTES_MAX` at once until `allow` is called: whoever
+    can reach the port may otherwise make us buffer the longest frame there is before showing a token.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._unfinished: set[asyncio.Task[None]] = set()
+        self._long: asyncio.Future[None] | None = None
+        if isinstance(connection, ServerConnection):
+            self.allow(HANDSHAKE_BYTES_MAX)
+
+    def allow(self, frame_bytes_max: int) -> None:
+        """Receive messages of up to this length from now on; longer ones close the connection."""
+        self._connection.protocol.max_message_size = frame_bytes_max
 
     async def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send the pieces as one binary message; returns once the write buffer has room again.
 
-        Cancelling is safe: a message of which a part has left is sent to its end all the same.
+        Messages leave in the order of the calls. Cancelling is safe: a long message that has begun to
+        leave is sent to its end all the same, so its buffers must stay as they are.
 
         Raises:
             LinkClosed: The connection is closed.
         """
-        if sum(map(len, pieces)) > JOINED_BYTES_MAX:
-            await self._send_long(pieces)
-            return
+        while self._long is not None:
+            await asyncio.wait({self._long})
+        sending: Awaitable[None]
+        if sum(map(len, pieces)) <= JOINED_BYTES_MAX:
+            sending = self._connection.send(b"".join(pieces))
+        else:
+            self._long = asyncio.ensure_future(self._connection.send(cut_fragments(pieces)))
+            self._long.add_done_callback(self._forget_long)
+            sending = asyncio.shield(self._long)
         try:
-            await self._connection.send(b"".join(pieces))
+            await sending
         except ConnectionClosed as error:
             raise _link_closed(error) from error
 
@@ -93,19 +112,10 @@ class WebSocketTransport:
         clipped = reason.encode(errors="replace")[:CLOSE_REASON_BYTES_MAX].decode(errors="ignore")
         await self._connection.close(code, clipped)
 
-    async def _send_long(self, pieces: Sequence[bytes | memoryview]) -> None:
-        sending = asyncio.ensure_future(self._connection.send(cut_fragments(pieces)))
-        self._unfinished.add(sending)
-        sending.add_done_callback(self._forget)
-        try:
-            await asyncio.shield(sending)
-        except ConnectionClosed as error:
-            raise _link_closed(error) from error
-
-    def _forget(self, sending: asyncio.Task[None]) -> None:
-        self._unfinished.discard(sending)
-        if not sending.cancelled():
-            sending.exception()  # the sender has seen it, or was cancelled and does not ask
+    def _forget_long(self, sent: asyncio.Future[None]) -> None:
+        self._long = None
+        if not sent.cancelled():
+            sent.exception()  # its sender has it, unless it was cancelled and does not ask
 
 
 def cut_fragments(pieces: Sequence[bytes | memoryview]) -> Iterator[memoryview]:

@@ -85,6 +85,7 @@ class MemoryTransport:
         self.outgoing = outgoing
         self.incoming = incoming
         self.closed_with: tuple[int, str] | None = None
+        self.allowed_bytes_max: int | None = None
 
     async def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send the concatenation of the pieces."""
@@ -93,6 +94,10 @@ class MemoryTransport:
     async def receive(self) -> bytes:
         """The next frame."""
         return await self.incoming.get()
+
+    def allow(self, frame_bytes_max: int) -> None:
+        """Note what the link allows; frames in memory take no more than they already do."""
+        self.allowed_bytes_max = frame_bytes_max
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close both ways; what this end sent before still arrives."""
