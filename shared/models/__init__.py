@@ -1,1 +1,1 @@
-"""Where a model comes from, without torch."""
+"""Where a model comes from, and what its folder says, without loading a weight or importing torch."""

