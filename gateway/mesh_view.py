@@ -1,0 +1,178 @@
+"""What people and tests see of the mesh: the answer to ``GET /mesh``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.generation import Generator
+from gateway.mesh import Mesh
+from gateway.node_link import NodeLink
+from gateway.registry import NoRoute, find_route
+from gateway.waiting import wait_first
+from shared.clock import Clock
+from shared.errors import LinkClosed
+from shared.link import LinkCounters
+from shared.messages import NodeInfo, NodeStats
+
+OUTCOMES = ("started", "completed", "cancelled", "failed", "refused")
+
+
+class MeshView:
+    """Read-only figures of a gateway and its nodes.
+
+    Args:
+        mesh: The nodes.
+        generator: What runs on them.
+        clock: Time.
+    """
+
+    def __init__(self, mesh: Mesh, generator: Generator, *, clock: Clock) -> None:
+        self._mesh = mesh
+        self._generator = generator
+        self._clock = clock
+
+    def ready(self) -> bool:
+        """Whether a full route exists."""
+        return self.missing_route() is None
+
+    def missing_route(self) -> str | None:
+        """Why no route exists, in words; None when one does."""
+        return self._generator.missing_route()
+
+    async def refresh(self, timeout_s: float = 1.0) -> None:
+        """Ask every node for its figures now. A node that does not answer in time keeps its old ones."""
+        asking = [asyncio.create_task(_measured(link)) for link in self._mesh.links if link.is_open]
+        if not asking:
+            return
+        gathered = asyncio.gather(*asking)
+        try:
+            await wait_first(self._clock, timeout_s, gathered)
+        finally:
+            gathered.cancel()
+            await asyncio.gather(gathered, return_exceptions=True)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything as JSON values; see ``docs/protocol.md`` for the nodes' own counters."""
+        return {
+            "model": self._generator.admission.model,
+            "num_layers": self._generator.admission.num_layers,
+            "ready": self.ready(),
+            "reason": self.missing_route(),
+            "route": self._route(),
+            "nodes": [_node_figures(link, is_used=self._mesh.is_used(link)) for link in self._mesh.links],
+            "gateway": self._gateway_figures(),
+        }
+
+    def _route(self) -> list[dict[str, Any]] | None:
+        admission = self._generator.admission
+        route = find_route(
+            self._mesh.nodes(), model=admission.model, num_layers=admission.num_layers, load=admission.load()
+        )
+        if isinstance(route, NoRoute):
+            return None
+        return [{"node": hop.node, "layers": [hop.layers.start, hop.layers.end]} for hop in route.hops]
+
+    def _gateway_figures(self) -> dict[str, Any]:
+        generator, totals = self._generator, self._generator.totals
+        running = generator.running_figures()
+        return {
+            "active": len(running),
+            "queued": generator.admission.queued,
+            "reserved": dict(generator.admission.load()),
+            "generations": {outcome: totals.outcomes[outcome] for outcome in OUTCOMES},
+            "passes": totals.passes + sum(figures.passes for figures in running),
+            "misses": totals.misses + sum(figures.misses.total() for figures in running),
+            "replays": totals.replays + sum(figures.replays for figures in running),
+            "full_replays": totals.full_replays + sum(figures.full_replays for figures in running),
+            "moves": totals.moves + sum(figures.moves for figures in running),
+            "journal_bytes": generator.journal.nbytes,
+            "journal_bytes_max": generator.journal.bytes_max,
+            "journal_drops": generator.journal.drops,
+        }
+
+
+async def _measured(link: NodeLink) -> None:
+    try:
+        await link.measure()
+    except LinkClosed:
+        return  # the snapshot says that it is not connected
+
+
+def _node_figures(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
+    return {
+        **_info_figures(link.info),
+        "url": link.url,
+        "state": _state(link, is_used=is_used),
+        **_stats_figures(link.stats),
+        "load_progress": _load_progress(link),
+        "waiting_steps": link.waiting,
+        "link": _link_figures(link),
+    }
+
+
+def _state(link: NodeLink, *, is_used: bool) -> str:
+    if not link.is_open or link.info is None:
+        return "unreachable"
+    return link.info.state if is_used else "duplicate"
+
+
+def _info_figures(info: NodeInfo | None) -> dict[str, Any]:
+    if info is None:
+        return {"id": None, "pid": None, "layers": None, "device": None, "dtype": None}
+    return {
+        "id": info.node,
+        "pid": info.pid,
+        "layers": [info.layers.start, info.layers.end],
+        "device": info.device,
+        "dtype": info.dtype,
+        "model": info.model,
+        "model_name": info.model_name,
+        "kv_cache": info.kv_cache,
+        "kv_ttl_s": info.kv_ttl_s,
+        "kv_sessions_max": info.kv_sessions_max,
+        "kv_bytes_max": info.kv_bytes_max,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+    }
+
+
+def _stats_figures(stats: NodeStats | None) -> dict[str, Any]:
+    stats = stats or NodeStats(steps={}, misses={}, evictions={}, errors={})
+    return {
+        "sessions": stats.sessions,
+        "kv_bytes": stats.kv_bytes,
+        "queued_steps": stats.queued_steps,
+        "steps": {mode: stats.steps.get(mode, 0) for mode in ("prefill", "decode", "stateless")},
+        "misses": stats.misses,
+        "evictions": stats.evictions,
+        "errors": stats.errors,
+        "busy_ms": round(stats.busy_us / 1000, 3),
+    }
+
+
+def _load_progress(link: NodeLink) -> dict[str, int] | None:
+    if link.load_progress is None:
+        return None
+    done_bytes, total_bytes = link.load_progress
+    return {"done_bytes": done_bytes, "total_bytes": total_bytes}
+
+
+def _link_figures(link: NodeLink) -> dict[str, Any]:
+    error = link.last_error
+    return {
+        "connected": link.is_open,
+        "round_trip_ms": None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
+        "reconnects": max(0, link.connects - 1),
+        "late_answers": link.late_answers,
+        "last_error": None if error is None else {"code": error.code, "message": error.message},
+        **_counter_figures(link.counters()),
+    }
+
+
+def _counter_figures(counters: LinkCounters) -> dict[str, dict[str, int]]:
+    return {
+        "sent_frames": dict(counters.sent_frames),
+        "sent_bytes": dict(counters.sent_bytes),
+        "received_frames": dict(counters.received_frames),
+        "received_bytes": dict(counters.received_bytes),
+    }

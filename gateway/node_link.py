@@ -1,0 +1,521 @@
+"""One configured node: its link, kept up for ever, and the steps that wait for its answers.
+
+Theory of operation. While a link is open three tasks serve it: one reads and hands each answer to
+whoever waits for it, one writes what `ask` and `post` have put into the outbox, and one ticks. Neither
+`ask` nor `post` ever touches the socket, so cancelling a caller leaves no half-sent frame, and what a
+caller posts while being cancelled still leaves. Answers are matched by (session, step_index, epoch); one
+that nobody waits for (a late one) is dropped and counted.
+
+Time. No wait has a timer of its own: the tick looks at all of them, four times a second, so a decoded
+token costs no timer. It counts *attentive* time, which leaves out stretches in which this process did
+not run (a suspended laptop, a long garbage collection), so that our own pause is never taken for a
+node's. Two things end a wait:
+
+- silence: nothing at all has come for `SILENCE_MAX_S`, although heartbeats ask twice a second. The link
+  is closed and every wait on it ends with `LinkClosed`. Large frames on their way extend this.
+- no progress: the node's event loop lives, but for longer than the step's allowance
+  (`gateway.pacing`) it has finished no step of anyone. Each finished step, ours or another gateway's as
+  heartbeats report it, begins the wait anew: a busy node is not a stalled one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import structlog
+
+from gateway.pacing import LINK_BYTES_PER_S_MIN, Pace
+from shared.backoff import Backoff
+from shared.clock import Clock
+from shared.errors import CacheMissed, DeadlineExceeded, FrameError, LinkClosed, MeshError, StepFailed
+from shared.link import LinkCounters
+from shared.messages import (
+    CacheMiss,
+    Cancel,
+    Drain,
+    Error,
+    Heartbeat,
+    Hello,
+    Loaded,
+    LoadProgress,
+    Message,
+    NodeInfo,
+    NodeState,
+    NodeStats,
+    Release,
+    Step,
+    StepResult,
+)
+from shared.tensor_spec import WireTensor
+
+TICK_S = 0.25
+"""How often deadlines are looked at."""
+TICKS_PER_HEARTBEAT = 2
+"""A heartbeat every 0.5 s."""
+SILENCE_MAX_S = 2.0
+"""Four unanswered heartbeats: the node, or the way to it, is gone."""
+SILENCE_EXTENSION_MAX_S = 30.0
+"""Frames on their way extend the silence by what they need on the slowest link, but never by more than this."""
+STEP_WAIT_MAX_S = 600.0
+"""Bound of one wait, however busy its node is with other steps."""
+NEIGHBOUR_STEP_TOKENS = 256
+"""Size of the steps that other gateways are assumed to have queued at a busy node."""
+OUTBOX_MESSAGES_MAX = 4096
+"""Far more than admitted sessions can have under way; over it the node does not read, and its link is closed."""
+UNSENT_MAX = 256
+"""Releases and cancels kept for a process whose link is down; beyond, its TTL frees the sessions."""
+HEARTBEATS_OPEN_MAX = 64
+"""Heartbeats whose answers are awaited; the silence limit closes the link long before."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class OpenLink(Protocol):
+    """What is needed of a `shared.link.Link`."""
+
+    counters: LinkCounters
+
+    @property
+    def peer_node(self) -> NodeInfo | None:
+        """What the node said of itself."""
+        ...
+
+    async def send(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
+        """Send one message; raises `LinkClosed`, or `FrameError` for what is over a limit."""
+        ...
+
+    async def receive(self) -> tuple[Message, dict[str, WireTensor]]:
+        """The next message; raises `LinkClosed` and other `MeshError`s when there will be none."""
+        ...
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close; whoever sends or receives gets `LinkClosed`."""
+        ...
+
+
+Dial = Callable[[str, Hello], Awaitable[OpenLink]]
+"""Opens a link to an address, raising a `MeshError` when that fails."""
+
+Answer = tuple[StepResult, dict[str, WireTensor]]
+_Key = tuple[str, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A step that has been asked and not been answered."""
+
+    step: Step
+    answer: asyncio.Future[Answer]
+    asked_at: float
+    asked_at_attentive: float
+    allowance_s: float
+    sent_bytes_mark: int
+
+
+@dataclass(slots=True)
+class _Beat:
+    """A heartbeat that has been asked and not been answered."""
+
+    asked_at: float
+    sent_bytes_mark: int
+    answered: asyncio.Future[None] | None
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """Releases and cancels that wait for a process to come back into reach."""
+
+    pid: int = 0
+    messages: deque[Message] = field(default_factory=lambda: deque(maxlen=UNSENT_MAX))
+
+
+class NodeLink:
+    """Dials one node again and again, and asks it steps while the link is open.
+
+    Args:
+        url: Where the node listens.
+        hello: What the gateway says of itself.
+        dial: Opens a link.
+        clock: Time.
+        backoff: Delays between attempts.
+        on_change: Called whenever the node's description or reachability has changed. Must not raise.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        hello: Hello,
+        dial: Dial,
+        clock: Clock,
+        backoff: Backoff,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.url = url
+        self.info: NodeInfo | None = None
+        self.stats: NodeStats | None = None
+        self.pace = Pace()
+        self.connects = 0
+        self.late_answers = 0
+        self.round_trip_s: float | None = None
+        self.load_progress: tuple[int, int] | None = None
+        self.last_error: MeshError | None = None
+        self._hello = hello
+        self._dial = dial
+        self._clock = clock
+        self._backoff = backoff
+        self._on_change = on_change
+        self._link: OpenLink | None = None
+        self._waits: dict[_Key, _Wait] = {}
+        self._beats: dict[int, _Beat] = {}
+        self._beat_seq = 0
+        self._outbox: deque[tuple[Message, Mapping[str, WireTensor] | None, _Wait | None]] = deque()
+        self._outbox_filled = asyncio.Event()
+        self._unsent = _Unsent()
+        self._past_counters = LinkCounters()
+        self._attentive_s = 0.0
+        self._ticked_at = 0.0
+        self._heard_at = 0.0
+        self._progress_at = 0.0
+        self._forsaken_s = 0.0
+        self._sent_bytes = 0
+        self._arrived_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps can be asked now."""
+        return self._link is not None
+
+    @property
+    def waiting(self) -> int:
+        """Steps asked and not yet answered."""
+        return len(self._waits)
+
+    def counters(self) -> LinkCounters:
+        """Frames and bytes of all links there have been to this node."""
+        total = LinkCounters()
+        for counters in (self._past_counters, self._link.counters if self._link else None):
+            if counters is not None:
+                _add(total, counters)
+        return total
+
+    async def ask(self, step: Step, tensors: Mapping[str, WireTensor], *, patience: float = 1.0) -> Answer:
+        """Send a step and wait for its answer. Cancelling is safe; the answer is then dropped.
+
+        Args:
+            step: Its (session, step_index, epoch) must not be waited for already.
+            tensors: Must not change until the answer is there.
+            patience: Multiplies the deadline; raised after a deadline that may have been too short.
+
+        Raises:
+            CacheMissed: The node does not hold what the step continues.
+            StepFailed: The node could not serve it; the code is the node's.
+            LinkClosed: There is no link, or it closed meanwhile.
+            DeadlineExceeded: The node made no progress for too long.
+            FrameError: The step is over the frame's limits; nothing was sent.
+        """
+        payload_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
+        allowance_s = patience * self.pace.allowance_s(step.new_len, payload_bytes)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._sent_bytes += payload_bytes
+        wait = _Wait(step, answer, self._clock.monotonic(), self._attentive_s, allowance_s, self._sent_bytes)
+        key = (step.session, step.step_index, step.epoch)
+        if key in self._waits:
+            raise ValueError(f"step {key} is already waited for")
+        self._put(step, tensors, wait)
+        self._waits[key] = wait
+        try:
+            return await answer
+        finally:
+            del self._waits[key]
+            if answer.cancelled():
+                self._forsaken_s = max(self._forsaken_s, allowance_s)
+
+    def post(self, message: Release | Cancel) -> None:
+        """Send without waiting; kept for later when the link is down, if the same process comes back."""
+        if self._link is not None:
+            self._put(message, None, None)
+        elif self.info is not None and self._unsent.pid == self.info.pid:
+            self._unsent.messages.append(message)
+
+    async def measure(self) -> None:
+        """Ask for a heartbeat and wait until `stats` and `round_trip_s` are current.
+
+        Raises:
+            LinkClosed: There is no link, or it closed meanwhile.
+        """
+        answered = asyncio.get_running_loop().create_future()
+        self._beat(answered)
+        await answered
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        while True:
+            try:
+                link = await self._dial(self.url, self._hello)
+            except MeshError as error:
+                self._note_failure(error)
+            else:
+                await self._serve(link)
+            await self._clock.sleep(self._backoff.next_delay_s())
+
+    # --- the life of one link -------------------------------------------------------------------
+
+    async def _serve(self, link: OpenLink) -> None:
+        self._adopt(link)
+        failure: MeshError = LinkClosed("gateway_stopped", "the gateway closed the link", url=self.url)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(link))
+                tasks.create_task(self._write(link))
+                tasks.create_task(self._watch())
+        except* MeshError as group:
+            failure = _first(group)
+        finally:
+            self._abandon(link, failure)
+            await link.close(1000, failure.code)
+
+    def _adopt(self, link: OpenLink) -> None:
+        known_pid = self.info.pid if self.info else None
+        self.info = link.peer_node or self.info
+        if self.info is None or self.info.pid != known_pid:
+            self.pace = Pace()
+        self.connects += 1
+        self.last_error = None
+        self._link = link
+        self._ticked_at = self._clock.monotonic()
+        self._heard_at = self._progress_at = self._attentive_s
+        self._arrived_bytes = self._sent_bytes
+        self._backoff.reset()
+        self._flush_unsent()
+        self._beat(None)
+        log.info("node.connected", url=self.url, **_described(self.info))
+        self._on_change()
+
+    def _flush_unsent(self) -> None:
+        pid = self.info.pid if self.info else 0
+        if pid == self._unsent.pid:
+            for message in self._unsent.messages:
+                self._put(message, None, None)
+        self._unsent = _Unsent(pid)
+
+    def _abandon(self, link: OpenLink, failure: MeshError) -> None:
+        self._link = None
+        self.last_error = failure
+        self.round_trip_s = None
+        _add(self._past_counters, link.counters)
+        for message, _, _ in self._outbox:
+            if isinstance(message, Release | Cancel):
+                self._unsent.messages.append(message)
+        self._outbox.clear()
+        for wait in self._waits.values():
+            _fail(wait.answer, LinkClosed(failure.code, f"the link to {self.url} closed: {failure.message}"))
+        for beat in self._beats.values():
+            if beat.answered is not None:
+                _fail(beat.answered, LinkClosed(failure.code, f"the link to {self.url} closed"))
+        self._beats.clear()
+        log.warning("node.disconnected", url=self.url, code=failure.code, **_described(self.info))
+        self._on_change()
+
+    def _note_failure(self, error: MeshError) -> None:
+        if self.last_error is None or self.last_error.code != error.code:
+            log.warning("node.unreachable", url=self.url, code=error.code, reason=error.message)
+        self.last_error = error
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def _put(self, message: Message, tensors: Mapping[str, WireTensor] | None, wait: _Wait | None) -> None:
+        if self._link is None:
+            raise LinkClosed("no_link", f"there is no link to {self.url}", url=self.url)
+        self._outbox.append((message, tensors, wait))
+        self._outbox_filled.set()
+
+    async def _write(self, link: OpenLink) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            self._outbox_filled.clear()
+            while self._outbox:
+                if len(self._outbox) > OUTBOX_MESSAGES_MAX:
+                    raise LinkClosed("outbox_full", f"{self.url} does not read", limit=OUTBOX_MESSAGES_MAX)
+                message, tensors, wait = self._outbox.popleft()
+                if wait is None:
+                    await link.send(message)
+                elif not wait.answer.done():
+                    await self._send_step(link, message, tensors, wait)
+
+    async def _send_step(
+        self, link: OpenLink, message: Message, tensors: Mapping[str, WireTensor] | None, wait: _Wait
+    ) -> None:
+        try:
+            await link.send(message, tensors)
+        except FrameError as error:
+            _fail(wait.answer, error)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _read(self, link: OpenLink) -> None:
+        while True:
+            message, tensors = await link.receive()
+            self._heard_at = self._attentive_s
+            if isinstance(message, StepResult):
+                self._take_result(message, tensors)
+            else:
+                self._take_other(message)
+
+    def _take_result(self, result: StepResult, tensors: dict[str, WireTensor]) -> None:
+        wait = self._awaited(result.session, result.step_index, result.epoch)
+        if wait is None:
+            return
+        took_s = self._clock.monotonic() - wait.asked_at - result.queue_us / 1e6
+        self.pace.record(wait.step.new_len, max(took_s, result.compute_us / 1e6))
+        wait.answer.set_result((result, tensors))
+
+    def _take_other(self, message: Message) -> None:
+        match message:
+            case CacheMiss():
+                wait = self._awaited(message.session, message.step_index, message.epoch)
+                if wait is not None:
+                    wait.answer.set_exception(CacheMissed(message.reason, url=self.url, held_len=message.held_len))
+            case Error(session=None):
+                log.warning("node.complained", url=self.url, code=message.code, reason=message.message)
+            case Error():
+                self._take_error(message)
+            case Heartbeat(reply=True):
+                self._take_heartbeat(message)
+            case Heartbeat():
+                self._put(Heartbeat(seq=message.seq, reply=True), None, None)
+            case LoadProgress():
+                self.load_progress = (message.done_bytes, message.total_bytes)
+            case Loaded():
+                self._take_info(message.node)
+            case Drain():
+                self._take_state("draining")
+            case _:
+                log.warning("message.ignored", url=self.url, kind=message.kind)
+
+    def _awaited(self, session: str, step_index: int, epoch: int) -> _Wait | None:
+        """The wait that this answer ends; None, and counted, when there is none."""
+        self._note_progress()
+        wait = self._waits.get((session, step_index, epoch))
+        if wait is None or wait.answer.done():
+            self.late_answers += 1
+            return None
+        self._arrived_bytes = max(self._arrived_bytes, wait.sent_bytes_mark)
+        return wait
+
+    def _take_error(self, error: Error) -> None:
+        self._note_progress()
+        waits = [
+            wait
+            for (session, step_index, epoch), wait in self._waits.items()
+            if session == error.session
+            and (error.step_index is None or (step_index, epoch) == (error.step_index, error.epoch))
+        ]
+        self.late_answers += not waits
+        for wait in waits:
+            _fail(wait.answer, StepFailed(error.code, error.message or error.code, url=self.url))
+
+    def _take_heartbeat(self, reply: Heartbeat) -> None:
+        beat = self._beats.pop(reply.seq, None)
+        if beat is None:
+            return
+        self.round_trip_s = self._clock.monotonic() - beat.asked_at
+        self._arrived_bytes = max(self._arrived_bytes, beat.sent_bytes_mark)
+        if reply.stats is not None:
+            if _has_worked(self.stats, reply.stats):
+                self._note_progress()
+            self.stats = reply.stats
+            self._take_state(reply.stats.state)
+        if beat.answered is not None and not beat.answered.done():
+            beat.answered.set_result(None)
+
+    def _take_state(self, state: NodeState) -> None:
+        if self.info is not None and self.info.state != state:
+            self._take_info(replace(self.info, state=state))
+
+    def _take_info(self, info: NodeInfo) -> None:
+        self.info = info
+        if info.state != "loading":
+            self.load_progress = None
+        log.info("node.changed", url=self.url, **_described(info))
+        self._on_change()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        ticks = 0
+        while True:
+            await self._clock.sleep(TICK_S)
+            now = self._clock.monotonic()
+            self._attentive_s += min(now - self._ticked_at, 2 * TICK_S)
+            self._ticked_at = now
+            self._check_silence()
+            self._check_progress()
+            ticks += 1
+            if ticks % TICKS_PER_HEARTBEAT == 0:
+                self._beat(None)
+
+    def _beat(self, answered: asyncio.Future[None] | None) -> None:
+        self._beat_seq += 1
+        self._put(Heartbeat(seq=self._beat_seq), None, None)
+        self._beats[self._beat_seq] = _Beat(self._clock.monotonic(), self._sent_bytes, answered)
+        if len(self._beats) > HEARTBEATS_OPEN_MAX:
+            raise LinkClosed("silent", f"{self.url} answers no heartbeat", limit=HEARTBEATS_OPEN_MAX)
+
+    def _check_silence(self) -> None:
+        on_their_way_s = (self._sent_bytes - self._arrived_bytes) / LINK_BYTES_PER_S_MIN
+        limit_s = SILENCE_MAX_S + min(on_their_way_s, SILENCE_EXTENSION_MAX_S)
+        silence_s = self._attentive_s - self._heard_at
+        if silence_s >= limit_s:
+            raise LinkClosed("silent", f"nothing came from {self.url} for {silence_s:.1f} s", limit_s=limit_s)
+
+    def _check_progress(self) -> None:
+        allowance_s = max([self._forsaken_s, *(wait.allowance_s for wait in self._waits.values())])
+        if self.stats is not None and self.stats.queued_steps > len(self._waits):
+            allowance_s = max(allowance_s, self.pace.allowance_s(NEIGHBOUR_STEP_TOKENS))
+        for wait in self._waits.values():
+            waited_s = self._attentive_s - wait.asked_at_attentive
+            idle_s = min(waited_s, self._attentive_s - self._progress_at)
+            if idle_s > allowance_s or waited_s > STEP_WAIT_MAX_S:
+                log.warning("step.stalled", url=self.url, session=wait.step.session, waited_s=round(waited_s, 2))
+                _fail(wait.answer, DeadlineExceeded("step_stalled", f"{self.url} made no progress", waited_s=waited_s))
+
+    def _note_progress(self) -> None:
+        self._progress_at = self._attentive_s
+        self._forsaken_s = 0.0
+
+
+def _fail(future: asyncio.Future[Answer] | asyncio.Future[None], error: MeshError) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _first(group: BaseExceptionGroup[MeshError]) -> MeshError:
+    error = group.exceptions[0]
+    assert isinstance(error, MeshError)  # noqa: S101 - the tasks of a link raise no groups of their own
+    return error
+
+
+def _add(total: LinkCounters, part: LinkCounters) -> None:
+    counters: Iterable[tuple[Counter[str], Counter[str]]] = (
+        (total.sent_frames, part.sent_frames),
+        (total.sent_bytes, part.sent_bytes),
+        (total.received_frames, part.received_frames),
+        (total.received_bytes, part.received_bytes),
+    )
+    for into, more in counters:
+        into.update(more)
+
+
+def _has_worked(before: NodeStats | None, now: NodeStats) -> bool:
+    return before is not None and (now.busy_us, sum(now.steps.values())) != (before.busy_us, sum(before.steps.values()))
+
+
+def _described(info: NodeInfo | None) -> dict[str, object]:
+    if info is None:
+        return {}
+    return {"node": info.node, "pid": info.pid, "layers": str(info.layers), "state": info.state}

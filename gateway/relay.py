@@ -1,0 +1,165 @@
+"""One step at one hop: send it, wait, take in the answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gateway.admission import Admission
+from gateway.journal import StepInput
+from gateway.mesh import Mesh
+from gateway.session import Session, accept, drawn_token, hidden_states, plan_step
+from shared.clock import Clock
+from shared.errors import CacheMissed, LinkClosed, MeshError
+from shared.messages import StepResult
+from shared.tensor_spec import WireTensor
+
+PATIENCE_MAX = 16.0
+"""Each missed deadline doubles the next one's allowance, up to this."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a generation did, for logs.
+
+    Args:
+        passes: Times that positions went over the whole route.
+        steps: Steps sent to nodes.
+        misses: Cache misses answered, by reason.
+        failures: Other failures of steps, by code.
+        replays: Hops rebuilt.
+        full_replays: Of these, from an earlier hop, because the journal had been dropped.
+        moves: Hops taken over by another node.
+        recovering_s: Seconds between failures and the answers that ended them.
+        queued_s: Seconds before admission.
+    """
+
+    passes: int = 0
+    steps: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    replays: int = 0
+    full_replays: int = 0
+    moves: int = 0
+    recovering_s: float = 0.0
+    queued_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What has gone wrong at one hop since its last answer to a pass.
+
+    Args:
+        recoveries: Times it was rebuilt or moved.
+        refusals: Times a node answered with an error.
+        stalls: Deadlines missed.
+        waited_s: Seconds spent without any node for it.
+    """
+
+    recoveries: int = 0
+    refusals: int = 0
+    stalls: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A generation under way: its session, and what it acts through.
+
+    Args:
+        session: Positions, hops, journals.
+        mesh: The nodes.
+        admission: Holds its reservations.
+        clock: Time.
+        failover_timeout_s: How long a hop may be without any node.
+        figures: What it did so far.
+        visited: Ids of all nodes that may hold the session.
+        trouble: By hop, what the pass under way has met.
+    """
+
+    session: Session
+    mesh: Mesh
+    admission: Admission
+    clock: Clock
+    failover_timeout_s: float
+    figures: Figures = field(default_factory=Figures)
+    visited: dict[str, None] = field(default_factory=dict)
+    trouble: dict[int, Trouble] = field(default_factory=dict)
+
+    def end_pass(self) -> None:
+        """The pass under way is complete: whatever went wrong is history."""
+        self.session.end_pass()
+        self.figures.passes += 1
+        if self.trouble:
+            self.trouble = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A last hop's answer: the token, or the text of an old tail that returns no ids."""
+
+    token_id: int | None = None
+    text: str | None = None
+
+
+Answered = StepInput | Drawn | None
+"""What enters the next hop; what the last hop drew; None where neither was asked for."""
+
+
+class HopFailed(Exception):
+    """A hop gave no answer to a step. Always recovered from or turned into a `GenerationFailed`."""
+
+    def __init__(self, index: int, error: MeshError) -> None:
+        super().__init__(f"hop {index}: {error}")
+        self.index = index
+        self.error = error
+
+
+async def advance(generation: Generation, index: int, entering: StepInput, output_len: int) -> Answered:
+    """Give a hop the input that follows what it holds, in whichever mode it is served.
+
+    Args:
+        generation: Whose.
+        index: The hop.
+        entering: Already in the hop's journal.
+        output_len: Outputs wanted.
+
+    Raises:
+        HopFailed: The hop gave no answer.
+        JournalGone: The hop is stateless and its journal has been dropped.
+    """
+    session = generation.session
+    step, entering = plan_step(session, index, entering, output_len)
+    node = session.hops[index].node
+    link = generation.mesh.link(node)
+    try:
+        if link is None:
+            raise LinkClosed("no_link", f"{node} is not connected", node=node)
+        generation.visited[node] = None
+        generation.figures.steps += 1
+        trouble = generation.trouble.get(index)
+        patience = min(PATIENCE_MAX, 2.0**trouble.stalls) if trouble else 1.0
+        result, tensors = await link.ask(step, entering.tensors(), patience=patience)
+        answered = _read(session, index, result, output_len, tensors)
+    except MeshError as error:
+        _count_failure(generation.figures, error)
+        raise HopFailed(index, error) from error
+    accept(session, index, step, result)
+    return answered
+
+
+def _read(
+    session: Session, index: int, result: StepResult, output_len: int, tensors: dict[str, WireTensor]
+) -> Answered:
+    if not output_len:
+        return None
+    if session.is_last(index):
+        return Drawn(drawn_token(result), result.text)
+    return hidden_states(tensors, output_len)
+
+
+def _count_failure(figures: Figures, error: MeshError) -> None:
+    if isinstance(error, CacheMissed):
+        figures.misses[error.reason] += 1
+    else:
+        figures.failures[error.code] += 1
