@@ -58,10 +58,11 @@ def configure_logging(*, level: str = "info", json: bool | None = None) -> None:
 def _last_processors(*, as_json: bool) -> list[structlog.typing.Processor]:
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if not as_json:
-        return [remove, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback  # the default shows local variables: prompts, tokens, tensors
+        return [remove, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return [
         remove,
-        structlog.processors.dict_tracebacks,
+        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
         structlog.processors.JSONRenderer(serializer=_dump_json),
     ]
 

@@ -162,8 +162,8 @@ def _required(codec: Codec) -> Any:
     return field(metadata={"codec": codec})
 
 
-def _optional(codec: Codec, default: Any = None) -> Any:
-    return field(default=default, metadata={"codec": codec})
+def _optional(codec: Codec, default: Any = None, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"codec": codec}, repr=not secret)
 
 
 class Struct:
@@ -357,7 +357,7 @@ class Hello(Message):
     versions: tuple[int, ...] = _required(COUNTS)
     role: Literal["gateway", "node"] = _required(_one_of(("gateway", "node")))
     peer: str = _required(ID)
-    token: str | None = _optional(TEXT)
+    token: str | None = _optional(TEXT, secret=True)
     model: str | None = _optional(NAME)
     node: NodeInfo | None = _optional(_nested(NodeInfo))
     software: str = _optional(NAME, "")
