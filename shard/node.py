@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import structlog
 
@@ -16,6 +15,7 @@ from shard.executor import Executor, Outcome
 from shard.runner import Runner
 from shard.server import NodeServer
 from shard.service import NodeService
+from shard.settings import Address
 from shared.clock import Clock
 
 SWEEP_INTERVAL_S = 1.0
@@ -40,17 +40,6 @@ log = structlog.stdlib.get_logger(__name__)
 
 class LoadStopped(Exception):
     """The node was told to end while it was loading."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a node listens; port 0 lets the kernel choose."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Node:

@@ -17,6 +17,7 @@ from shard.executor import Executor, Outcome, failure_message
 from shard.kv_cache import SessionStore
 from shard.peer import Peer, Tensors
 from shard.runner import Runner
+from shard.settings import KvLimits
 from shard.step_queue import QueuedStep
 from shared.clock import Clock
 from shared.errors import LinkClosed, MeshError, StepFailed
@@ -45,23 +46,6 @@ KV_MEMORY_SHARE = 0.25
 other nodes on the machine, and a forward needs room too."""
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KvLimits:
-    """What the node keeps of sessions.
-
-    Args:
-        enabled: False serves every step without keeping anything.
-        ttl_s: Seconds after which an untouched session is gone.
-        sessions_max: How many sessions at once.
-        bytes_max: Byte budget; None takes `KV_MEMORY_SHARE` of what is free after loading.
-    """
-
-    enabled: bool = True
-    ttl_s: float = 600.0
-    sessions_max: int = 8
-    bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +105,6 @@ class NodeService:
     def create_executor(self, runner: Runner) -> Executor:
         """What runs steps on a loaded stage. Called on the compute thread."""
         keeps = self._limits.enabled and runner.supports_kv_cache
-        if self._limits.enabled and not keeps:
-            log.warning("kv_cache.unsupported", model=self.model.name, consequence="every step is a prefill")
         bytes_max = self._limits.bytes_max or int(runner.memory_free_bytes() * KV_MEMORY_SHARE)
         self.store = SessionStore(
             ttl_s=self._limits.ttl_s, sessions_max=self._limits.sessions_max, bytes_max=bytes_max, clock=self._clock

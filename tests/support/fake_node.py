@@ -26,8 +26,9 @@ from typing import Any
 
 import uvloop
 
-from shard.node import Address, LoadRunner, Node, Progress, stopped_by_signals
-from shard.service import KvLimits, NodeService, ServedModel
+from shard.node import LoadRunner, Node, Progress, stopped_by_signals
+from shard.service import NodeService, ServedModel
+from shard.settings import Address, KvLimits
 from shared.clock import Clock, SystemClock
 from shared.layers import LayerRange
 from shared.log import configure_logging

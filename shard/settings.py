@@ -1,0 +1,155 @@
+"""What a node is told at its start, and what is wrong with it. Read from flags by `shard.__main__`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from shared.layers import LayerRange
+
+_SIZE = re.compile(r"(\d+)\s*(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)
+_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_PORT_MAX = 65_535
+NODE_ID_CHARS_MAX = 64
+"""What a message's name field holds."""
+
+
+class SettingError(ValueError):
+    """A setting that cannot be served; names the flag and says why."""
+
+    def __init__(self, flag: str, reason: str) -> None:
+        super().__init__(f"{flag}: {reason}")
+        self.flag = flag
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node listens; port 0 lets the kernel choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``127.0.0.1:9001``, ``[::1]:9001`` or ``host:0``.
+
+        Raises:
+            ValueError: If it is no host and port.
+        """
+        host, colon, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        bare = host[1:-1] if bracketed else host
+        if not colon or not bare or (":" in bare) != bracketed:
+            raise ValueError(f"must look like 127.0.0.1:9001 or [::1]:9001, got {text!r}")
+        if not port.isdecimal() or int(port) > _PORT_MAX:
+            raise ValueError(f"the port must be from 0 to {_PORT_MAX}, got {port!r}")
+        return cls(bare, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class KvLimits:
+    """What the node keeps of sessions.
+
+    Args:
+        enabled: False serves every step without keeping anything.
+        ttl_s: Seconds after which an untouched session is gone.
+        sessions_max: How many sessions at once.
+        bytes_max: Byte budget; None takes a share of what is free after loading.
+    """
+
+    enabled: bool = True
+    ttl_s: float = 600.0
+    sessions_max: int = 8
+    bytes_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Everything that a flag or a variable sets.
+
+    Args:
+        model: Folder, file, hub id or catalogue name.
+        layers: The range to hold.
+        listen: Where to listen.
+        node_id: Unique in the mesh.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        threads: Threads of the compute thread's operators.
+        mesh_token: What peers must present; None admits all.
+        insecure: Listen beyond loopback without a token.
+        kv: What is kept of sessions.
+        drain_s: How long sessions may go on once the node was asked to end.
+    """
+
+    model: str
+    layers: LayerRange
+    listen: Address
+    node_id: str
+    device: str
+    dtype: str
+    threads: int
+    mesh_token: str | None
+    insecure: bool
+    kv: KvLimits
+    drain_s: float
+
+    def check(self) -> None:
+        """Check what no single flag can tell.
+
+        Raises:
+            SettingError: Listening beyond loopback for everyone.
+        """
+        if not self.listen.is_loopback and self.mesh_token is None and not self.insecure:
+            raise SettingError(
+                "--listen",
+                f"{self.listen} is beyond this machine, where anyone could use the node: "
+                "give --mesh-token, or --insecure if that is meant",
+            )
+
+
+def check_layers(layers: LayerRange, num_layers: int) -> None:
+    """Check the range against the model.
+
+    Raises:
+        SettingError: The model has fewer layers.
+    """
+    if layers.end > num_layers:
+        raise SettingError("--layers", f"{layers} ends after the model's last layer: it has {num_layers}")
+
+
+def parse_node_id(text: str) -> str:
+    """Read a node's id.
+
+    Raises:
+        ValueError: If it is empty, too long, or would not print.
+    """
+    if not 1 <= len(text) <= NODE_ID_CHARS_MAX or not text.isprintable():
+        raise ValueError(f"must be 1 to {NODE_ID_CHARS_MAX} printable characters")
+    return text
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: ``1073741824``, ``512M``, ``2GiB`` (powers of 1,024).
+
+    Raises:
+        ValueError: If it is no size above 0.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise ValueError(f"must be a number of bytes above 0 such as 512M or 2G, got {text!r}")
+    return int(match[1]) * _SIZE_UNITS[(match[2] or "").upper()]
