@@ -1,1 +1,1 @@
-"""HTTP endpoints."""
+"""The HTTP endpoints, one module per family."""

@@ -1,0 +1,24 @@
+"""``GET /healthz`` and ``GET /readyz``, for probes."""
+
+from __future__ import annotations
+
+from litestar import Request, Response, get
+from litestar.datastructures import State
+
+from gateway.openai_errors import not_ready
+from gateway.state import GatewayState
+
+
+@get("/healthz")
+async def healthz() -> Response[bytes]:
+    """200 while the process serves HTTP."""
+    return Response(b'{"status":"ok"}', media_type="application/json")
+
+
+@get("/readyz")
+async def readyz(request: Request[None, None, State]) -> Response[bytes]:
+    """200 only while a full route exists."""
+    gateway: GatewayState = request.app.state.gateway
+    if not gateway.mesh.ready():
+        raise not_ready("No route covers all of the model's layers yet; GET /mesh shows the nodes.")
+    return Response(b'{"status":"ready"}', media_type="application/json")

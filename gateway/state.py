@@ -1,0 +1,103 @@
+"""What the endpoints share: the served model, the mesh, and the limits of the HTTP side."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.chat_response import StreamLimits
+from gateway.generation_request import GenerationRequest
+from gateway.openai_errors import model_not_found
+from gateway.tokenizer import ChatTokenizer
+from shared.clock import Clock, SystemClock
+
+ANY_MODEL = "default"
+"""The name under which any served model answers, for callers that do not care."""
+BODY_BYTES_MAX = 8 * 2**20
+"""Room for a million tokens of text; the JSON of a larger prompt is a mistake."""
+SEED_BITS = 53
+"""What a seed may be on the wire (`shared.messages.COUNT_MAX`)."""
+
+
+class TokenSource(Protocol):
+    """What generates: `gateway.generation.Generator`, or a script in tests."""
+
+    def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[int]]:
+        """Entering waits for admission; iterating yields token ids; leaving ends the work on every node."""
+        ...
+
+
+class MeshView(Protocol):
+    """What the endpoints may know of the mesh."""
+
+    def ready(self) -> bool:
+        """Whether a full route exists."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """The content of GET /mesh."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The one model that this gateway serves.
+
+    Args:
+        names: Names under which callers ask for it; the first is its own.
+        fingerprint: Names its weights.
+        created: Unix seconds.
+    """
+
+    names: tuple[str, ...]
+    fingerprint: str
+    created: int
+
+    @property
+    def name(self) -> str:
+        """Its own name, as every response gives it."""
+        return self.names[0]
+
+    def check(self, name: str) -> None:
+        """Accept one of its names.
+
+        Raises:
+            ApiError: 404 for any other.
+        """
+        if name != ANY_MODEL and name not in self.names:
+            raise model_not_found(name, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayState:
+    """Everything that `gateway.app.create_app` needs.
+
+    Args:
+        model: What is served.
+        tokenizer: Its tokenizer.
+        generator: What generates.
+        mesh: What is known of the nodes.
+        api_keys: Keys that callers present; empty lets everybody call.
+        cors_origins: Web pages that may call; empty as `gateway.cors` says.
+        body_bytes_max: The largest request body.
+        stream_limits: How long a stream may be silent.
+        clock: Times calls.
+        unix_time: The wall clock, for `created`.
+        random_seed: A fresh seed for calls that name none.
+    """
+
+    model: ServedModel
+    tokenizer: ChatTokenizer
+    generator: TokenSource
+    mesh: MeshView
+    api_keys: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    body_bytes_max: int = BODY_BYTES_MAX
+    stream_limits: StreamLimits = field(default_factory=StreamLimits)
+    clock: Clock = field(default_factory=SystemClock)
+    unix_time: Callable[[], float] = time.time
+    random_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS)

@@ -1,0 +1,245 @@
+"""The served model's tokenizer and chat template, without torch and without weights.
+
+`AutoTokenizer` imports torch wherever torch is installed; `PreTrainedTokenizerFast` does not. The template is
+rendered by transformers in its own sandbox. What a caller writes in a message stays text: where it spells one
+of the template's control tokens, such as ``<|im_end|>``, it is encoded as plain text, as OpenAI does, and so
+cannot end a turn or open another role's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import structlog
+from transformers import PreTrainedTokenizerFast
+
+from gateway.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer, piece_function
+from gateway.openai_errors import ApiError
+from gateway.openai_messages import ChatMessage
+from shared.errors import MeshError
+
+INLINE_CHARS_MAX = 8_000
+"""Prompts up to this size are tokenized on the event loop, in about 2 ms; larger ones in a thread."""
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+PROBE = "meshnet-probe"
+
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template may raise over messages that it was not written for."""
+
+log = structlog.get_logger(__name__)
+
+
+class TokenizerError(MeshError):
+    """A model folder whose tokenizer cannot be used."""
+
+
+class ChatTokenizer:
+    """Messages to prompt ids, and ids to text. Built by `load_tokenizer`.
+
+    Args:
+        tokenizer: A fast tokenizer, with or without a chat template.
+        eos_ids: Ids that end an answer.
+        context_len: Positions of the model's window.
+        sampling_defaults: `temperature` and `top_p` of the model's generation config, where it has them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        eos_ids: frozenset[int],
+        context_len: int,
+        sampling_defaults: Mapping[str, float],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.eos_ids = eos_ids
+        self.context_len = context_len
+        self.sampling_defaults = dict(sampling_defaults)
+        added = tokenizer.added_tokens_decoder
+        special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        control = [token.content for token in added.values() if token.special or not token.content.isspace()]
+        self._control_tokens = re.compile("|".join(map(re.escape, control)) or "(?!)")
+        template = tokenizer.chat_template
+        self.has_template = bool(template)
+        self._knows_developer = "developer" in json.dumps(template)
+        state = self._backend.decoder.__getstate__() if self._backend.decoder else b"null"
+        piece = piece_function(json.loads(state))
+        self._pieces = None if piece is None else PieceTable(self._backend.id_to_token, piece, special_ids)
+
+    async def prompt_ids(self, messages: Sequence[ChatMessage], *, size: int) -> tuple[int, ...]:
+        """Render and tokenize; long prompts in a thread, so that no stream waits for them.
+
+        Args:
+            messages: As `read_messages` makes them.
+            size: About how many characters they hold; decides where the work is done.
+
+        Raises:
+            ApiError: 400 with the template's own words when it does not take these messages.
+        """
+        if size <= INLINE_CHARS_MAX:
+            return self.encode_chat(messages)
+        return await asyncio.to_thread(self.encode_chat, messages)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """As `prompt_ids`, in this thread."""
+        if not self.has_template:
+            raise ApiError(400, "This model has no chat template.", param="messages", code="no_chat_template")
+        conversation = [self._map_role(message) for message in messages]
+        try:
+            if self._spells_control_token(conversation):
+                encoded: Any = self._tokenizer.apply_chat_template(
+                    conversation, add_generation_prompt=True, sanitize_control_tokens=True
+                )
+                return tuple(encoded["input_ids"])
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        except _TEMPLATE_FAULTS as error:
+            message = f"The model's chat template does not take these messages: {error}"
+            raise ApiError(400, message, param="messages", code="invalid_messages") from error
+        return self.encode_text(str(text))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Tokenize as it stands: control tokens are recognized, and none is added."""
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of these ids, special tokens skipped."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """A fresh detokenizer for one answer to this prompt."""
+        if self._pieces is not None:
+            return ByteDetokenizer(self._pieces)
+        return WindowDetokenizer(self.decode, prompt_ids)
+
+    def _map_role(self, message: ChatMessage) -> ChatMessage:
+        if message["role"] == "developer" and not self._knows_developer:
+            return {**message, "role": "system"}
+        return message
+
+    def _spells_control_token(self, conversation: Iterable[ChatMessage]) -> bool:
+        return any(map(self._control_tokens.search, _strings(conversation)))
+
+
+def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatTokenizer:
+    """Read tokenizer, chat template, end tokens, window and sampling defaults from a Hugging Face folder.
+
+    Args:
+        folder: Holds ``tokenizer.json``, ``config.json`` and what belongs to them.
+        context_len: Overrides the window that the config names.
+
+    Raises:
+        TokenizerError: If there is no usable tokenizer, or no window is known.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise TokenizerError("no_tokenizer", f"{folder} holds no tokenizer.json")
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise TokenizerError("bad_tokenizer", f"the tokenizer in {folder} cannot be read: {error}") from error
+    config = _read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json")
+    window = context_len or find_context_len(config)
+    if not window:
+        raise TokenizerError("no_context_len", f"{folder}/config.json names no context length; set --context-len")
+    eos_ids = collect_eos_ids(config, generation, tokenizer)
+    if not eos_ids:
+        log.warning("tokenizer.no_eos_found", folder=str(folder))
+    return ChatTokenizer(
+        tokenizer, eos_ids=eos_ids, context_len=window, sampling_defaults=_sampling_defaults(generation)
+    )
+
+
+def find_context_len(config: Mapping[str, Any]) -> int:
+    """Positions that a model's config names; 0 when it names none."""
+    for source in (config, config.get("text_config") or {}):
+        for key in CONTEXT_KEYS:
+            value = source.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return 0
+
+
+def collect_eos_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> frozenset[int]:
+    """Ids that end an answer: the union of what config, generation config, tokenizer and template say."""
+    ids: set[int] = set()
+    for source in (config, config.get("text_config") or {}, generation):
+        value = source.get("eos_token_id")
+        ids.update(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int))
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    end_of_turn = _end_of_turn(tokenizer)
+    return frozenset(ids if end_of_turn is None else ids | {end_of_turn})
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """The special token that the chat template puts right after an assistant's words, if it does."""
+    if not tokenizer.chat_template:
+        return None
+    conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+    try:
+        text = str(tokenizer.apply_chat_template(conversation, tokenize=False))
+    except _TEMPLATE_FAULTS as error:
+        log.warning("tokenizer.template_not_probed", reason=str(error))
+        return None
+    _, found, rest = text.rpartition(PROBE)
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if found and token.special and rest.lstrip().startswith(token.content):
+            return int(token_id)
+    return None
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """`temperature` and `top_p` as the model's authors recommend them, where they are within the API's bounds."""
+    bounds = {"temperature": 2.0, "top_p": 1.0}
+    found = {name: generation.get(name) for name in bounds}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and 0 < value <= bounds[name]
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty when there is no such file.
+
+    Raises:
+        TokenizerError: If it holds no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError("bad_config", f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError("bad_config", f"{path} holds no JSON object")
+    return value
+
+
+def _strings(value: object) -> Iterable[str]:
+    """Every string within JSON-like data, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _strings(item)

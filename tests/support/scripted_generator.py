@@ -1,0 +1,98 @@
+"""A generator that answers from a script, for tests of the HTTP side without nodes.
+
+`ScriptedGenerator.script` decides what each generation does: token ids are yielded, exceptions raised, events
+waited for. Everything that a test asks about (who is running, what was requested, how each
+generation ended) is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.generation_request import GenerationRequest
+
+Step = int | Exception | asyncio.Event
+"""A token id to yield, an exception to raise, or an event to wait for."""
+Script = Callable[[GenerationRequest], Iterable[Step]]
+
+FOR_EVER = asyncio.Event
+"""`FOR_EVER()` in a script is an event that nobody sets."""
+
+
+@dataclass
+class ScriptedGenerator:
+    """Implements `gateway.state.TokenSource`.
+
+    Args:
+        script: Steps after admission, for each request.
+        admission: Steps before admission: exceptions and events.
+    """
+
+    script: Script = lambda _request: ()
+    admission: list[Step] = field(default_factory=list)
+    requests: list[GenerationRequest] = field(default_factory=list)
+    active: int = 0
+    yielded: int = 0
+    ends: list[str] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def generation(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[int]]:
+        """Admit, then hand out the script's tokens, up to what was asked for and to the first end token."""
+        self.requests.append(request)
+        entering_task = asyncio.current_task()
+        self.active += 1
+        end = "crashed"
+        try:
+            for step in self.admission:
+                await _perform(step)
+            yield self._tokens(request)
+            end = "left"
+        except asyncio.CancelledError:
+            end = "cancelled"
+            raise
+        except Exception as error:
+            end = type(error).__name__
+            raise
+        finally:
+            assert asyncio.current_task() is entering_task, "left in another task than it was entered in"
+            self.active -= 1
+            self.ends.append(end)
+
+    async def _tokens(self, request: GenerationRequest) -> AsyncIterator[int]:
+        count = 0
+        for step in self.script(request):
+            if not isinstance(step, int):
+                await _perform(step)
+                continue
+            self.yielded += 1
+            count += 1
+            yield step
+            if count == request.max_tokens or step in request.eos_ids:
+                return
+
+
+async def _perform(step: Step) -> None:
+    if isinstance(step, Exception):
+        raise step
+    if isinstance(step, asyncio.Event):
+        await step.wait()
+
+
+@dataclass
+class ScriptedMesh:
+    """Implements `gateway.state.MeshView`."""
+
+    is_ready: bool = True
+    content: dict[str, Any] = field(default_factory=lambda: {"nodes": [], "links": []})
+
+    def ready(self) -> bool:
+        """Whether a full route exists."""
+        return self.is_ready
+
+    def snapshot(self) -> dict[str, Any]:
+        """The content of GET /mesh."""
+        return self.content
