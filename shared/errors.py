@@ -61,6 +61,14 @@ class DeadlineExceeded(MeshError):
     """A wait reached its deadline."""
 
 
+class LoadFailed(MeshError):
+    """A model, or the part of it that a node needs, cannot be loaded.
+
+    `model_not_found`, `model_unsupported`, `weights_missing`, `weights_corrupt`, `weights_mismatch`,
+    `range_outside_model`, `device_unavailable`, `dtype_unsupported`, `out_of_memory`.
+    """
+
+
 class CacheMissed(MeshError):
     """A node does not hold exactly the session, position, range and model that a step named.
 

@@ -1,0 +1,61 @@
+"""Attention for grouped heads without copying keys and values once per query head.
+
+transformers' `sdpa` asks torch for grouped attention, whose CPU kernel walks keys and values once for each
+query head. For one new position the query heads of a group are instead laid out as rows: one walk per
+group, ten times faster in bfloat16 at a context of 4,000 (benchmarks/results). Everything else is
+handed to transformers' own function.
+
+Shapes: B = batch, H = query heads, G = key/value heads, Q = new positions, T = positions, D = head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+ATTENTION = "meshnet_sdpa"
+
+
+def choose_attention(model_class: type[PreTrainedModel]) -> str | None:
+    """The attention to ask transformers for: ours where the model takes a registered one, else its own choice."""
+    pluggable = getattr(model_class, "_supports_attention_backend", False)
+    if not (pluggable and getattr(model_class, "_supports_sdpa", False)):
+        return None
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+    return ATTENTION
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; gives ``[B, Q, H, D]``."""
+    batch, heads, new_len, head_dim = query.shape  # [B, H, Q, D]
+    groups = key.shape[1]  # [B, G, T, D]
+    if not _is_one_row_on_cpu(query, attention_mask, kwargs) or heads == groups:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return output, None
+    rows = query.reshape(batch, groups, heads // groups, head_dim)  # [B, G, H/G, D]
+    output = scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(batch, new_len, heads, value.shape[-1]), None
+
+
+def _is_one_row_on_cpu(query: torch.Tensor, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """One new position, a mask that all heads share if any, and nothing else that bends the scores."""
+    if query.shape[2] != 1 or query.device.type != "cpu":
+        return False
+    if attention_mask is not None and attention_mask.shape[1] != 1:
+        return False
+    return kwargs.get("softcap") is None and kwargs.get("position_bias") is None

@@ -1,0 +1,197 @@
+"""Building a stage: a model's own class, one layer range of it, and only that range's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, cast
+
+import structlog
+import torch
+from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from shard.attention import choose_attention
+from shard.device import choose_device, choose_dtype
+from shard.probe import probe_stage
+from shard.stage import Stage
+from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate
+from shard.weight_map import ModelOutline, TensorEntry, majority_float, range_bytes, select_names
+from shard.window import PassState, describe_model, watch_layers, windowed_class
+from shared.errors import LoadFailed
+from shared.layers import LayerRange
+
+log = structlog.get_logger(__name__)
+
+NAMES_SHOWN_MAX = 5
+"""How many missing tensors an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """What loading a range will read, known before any weight is.
+
+    Args:
+        config: The model's.
+        model_class: The model's own class.
+        outline: How it names its parts.
+        layers: The range.
+        entries: The tensors that will be read.
+    """
+
+    config: PreTrainedConfig
+    model_class: type[PreTrainedModel]
+    outline: ModelOutline
+    layers: LayerRange
+    entries: tuple[TensorEntry, ...]
+
+    def weight_bytes(self, dtype: torch.dtype | None = None) -> int:
+        """Bytes the range takes in memory; without a dtype, in the file."""
+        return range_bytes(self.entries, dtype.itemsize if dtype else None)
+
+
+def plan_range(model_dir: Path, layers: LayerRange) -> RangePlan:
+    """Find out which tensors a range needs, from the config and the files' headers alone.
+
+    Raises:
+        LoadFailed: `model_not_found`, `model_unsupported`, `range_outside_model`, `weights_missing`,
+            `weights_corrupt`.
+    """
+    config = _read_config(model_dir)
+    model_class = _causal_class(config)
+    with torch.device("meta"):
+        outline = describe_model(model_class(config), config)
+    if layers.end > outline.num_layers:
+        message = f"layer range {layers} reaches past the model's {outline.num_layers} layers"
+        raise LoadFailed("range_outside_model", message, layers=str(layers), num_layers=outline.num_layers)
+    files = list_tensors(model_dir)
+    entries = locate(model_dir, select_names(files, outline, layers), files)
+    return RangePlan(config, model_class, outline, layers, tuple(entries))
+
+
+def load_stage(
+    model_dir: Path,
+    layers: LayerRange,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Stage:
+    """Load a layer range of the model in a Hugging Face folder.
+
+    Args:
+        model_dir: Folder with config.json and safetensors.
+        layers: Which layers; the first range gets the embedding, the last final norm and head.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        dtype: ``auto`` or a key of `shard.device.DTYPES`.
+        progress: Called with (bytes read, bytes in all) from whichever thread reads.
+
+    Raises:
+        LoadFailed: See there for the codes.
+    """
+    plan = plan_range(model_dir, layers)
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries) or "F32"])
+    state = PassState()
+    with WeightReader(model_dir, plan.entries, progress) as reader, _quiet_transformers():
+        model = _load_model(plan, state, reader, device=where.device, dtype=kind.dtype)
+    watch_layers(model, plan.outline, layers, state)
+    weight_bytes = plan.weight_bytes(kind.dtype)
+    stage = Stage(model, plan.outline, layers, state, device=where.device, dtype=kind.dtype, weight_bytes=weight_bytes)
+    probe_stage(stage)
+    log.info(
+        "stage.loaded",
+        layers=str(layers),
+        device=str(where.device),
+        device_reason=where.reason,
+        dtype=str(kind.dtype).removeprefix("torch."),
+        dtype_reason=kind.reason,
+        weight_bytes=weight_bytes,
+    )
+    return stage
+
+
+def _read_config(model_dir: Path) -> PreTrainedConfig:
+    if not (model_dir / "config.json").is_file():
+        raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")
+    return config
+
+
+def _causal_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    try:
+        return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    except KeyError as error:
+        message = f"transformers has no causal language model for {config.model_type!r}"
+        raise LoadFailed("model_unsupported", message, model_type=config.model_type) from error
+
+
+class _LazyTensor:
+    """A tensor that transformers reads when it comes to it, one at a time, already converted."""
+
+    def __init__(self, reader: WeightReader, entry: TensorEntry, dtype: torch.dtype | None) -> None:
+        self._reader, self._entry, self._dtype = reader, entry, dtype
+
+    def __getitem__(self, _: EllipsisType) -> torch.Tensor:
+        return self._reader.read(self._entry, self._dtype)
+
+
+def _load_model(
+    plan: RangePlan, state: PassState, reader: WeightReader, *, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    windowed: Any = windowed_class(plan.model_class, plan.outline, plan.layers, state)
+    # Models may keep some modules in float32: then transformers itself converts, tensor by tensor.
+    converts_itself = windowed._keep_in_fp32_modules or windowed._keep_in_fp32_modules_strict  # noqa: SLF001
+    target = None if converts_itself else dtype
+    try:
+        model, info = windowed.from_pretrained(
+            None,
+            config=plan.config,
+            state_dict={entry.name: _LazyTensor(reader, entry, target) for entry in plan.entries},
+            dtype=dtype,
+            device_map=None if device.type == "cpu" else {"": device},
+            attn_implementation=choose_attention(plan.model_class),
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise LoadFailed("out_of_memory", f"layer range {plan.layers} does not fit into memory") from error
+    except (RuntimeError, ValueError) as error:
+        if reader.failure is not None:
+            raise reader.failure from error
+        raise LoadFailed("weights_mismatch", f"the weights do not fit the config: {error}") from error
+    _check_complete(info)
+    return cast(PreTrainedModel, model)
+
+
+def _check_complete(info: dict[str, Any]) -> None:
+    missing = sorted(info["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:NAMES_SHOWN_MAX]) + (", …" if len(missing) > NAMES_SHOWN_MAX else "")
+        raise LoadFailed("weights_missing", f"the checkpoint lacks {len(missing)} tensors: {shown}", missing=missing)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Loading shows its own progress, and tensors of other ranges are no news."""
+    messages: Any = transformers_logging
+    verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(verbosity)
+        if bars:
+            messages.enable_progress_bar()

@@ -1,0 +1,135 @@
+"""What a stage keeps of one session: transformers' cache object, and the length beside it.
+
+The length stands beside the slots because a stage may hold none that counts positions (only linear
+attention, say), and because a step that fails half way leaves slots of different lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+from transformers.configuration_utils import PreTrainedConfig
+
+from shard.kv_layers import AbsentLayer, GrowingLayer, WindowLayer
+from shared.layers import LayerRange
+
+
+class RangeCache(DynamicCache):
+    """A `DynamicCache` whose slots outside a layer range are absent, addressed by absolute layer index.
+
+    What the model asks before its layers run (how long is the past, how large is the mask) it may ask of a
+    slot that is absent; `past_len` answers for those.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layers: LayerRange) -> None:
+        super().__init__(config=config)
+        self.past_len = 0
+        self.layers = [_choose_slot(slot, held=i in layers) for i, slot in enumerate(self.layers)]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions before this step, as the slot counts them if it does."""
+        slot = self._attention_slot(layer_idx)
+        return self.past_len if slot is None else slot.get_seq_length()
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Length and first position of the keys that `query_length` new positions will be compared with."""
+        slot = self._attention_slot(layer_idx)
+        return (self.past_len + query_length, 0) if slot is None else slot.get_mask_sizes(query_length)
+
+    def _attention_slot(self, layer_idx: int) -> Any | None:
+        slot = self.layers[layer_idx] if layer_idx < len(self.layers) else None
+        return slot if isinstance(slot, CacheLayerMixin) else None
+
+
+class StageCache:
+    """One session's keys, values and states on one stage. Opaque to everything but the stage.
+
+    Attributes:
+        length: Positions held; a step that fails leaves it as it was.
+        damaged: A step failed and a slot could not be put back: the session is lost.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layers: LayerRange) -> None:
+        self.slots = RangeCache(config, layers)
+        self.length = 0
+        self.damaged = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, which is more than the positions fill."""
+        return sum(_allocated_bytes(slot) for slot in self.slots.layers)
+
+    @property
+    def position_bytes(self) -> int:
+        """What one position takes in the slots that count positions; needs at least one position."""
+        slots = [slot for slot in self.slots.layers if isinstance(slot, GrowingLayer | WindowLayer)]
+        tensors = [tensor for slot in slots for tensor in (slot.keys, slot.values) if tensor is not None]
+        return sum(tensor.nbytes // tensor.shape[-2] for tensor in tensors)
+
+    def unused_slot(self) -> int | None:
+        """Absolute index of a layer of the range that has not put into its slot what it has seen."""
+        for i, slot in enumerate(self.slots.layers):
+            if isinstance(slot, GrowingLayer | WindowLayer):
+                used = slot.get_seq_length() == self.length
+            else:
+                used = isinstance(slot, DummyLayer) or any(True for _ in _tensors(slot))
+            if not used:
+                return i
+        return None
+
+    def begin(self) -> RangeCache:
+        """The cache to run a step with."""
+        self.slots.past_len = self.length
+        return self.slots
+
+    def commit(self, new_len: int) -> None:
+        """The step has run through all layers."""
+        self.length += new_len
+
+    def abort(self) -> None:
+        """The step has failed somewhere: put the slots back, or be damaged."""
+        for slot in self.slots.layers:
+            if not self._put_back(slot):
+                self.damaged = True
+
+    def _put_back(self, slot: Any) -> bool:
+        if isinstance(slot, GrowingLayer | WindowLayer):
+            return slot.truncate(self.length)
+        return isinstance(slot, AbsentLayer) or not any(True for _ in _tensors(slot))
+
+
+def _choose_slot(slot: Any, *, held: bool) -> Any:
+    if not held:
+        return AbsentLayer()  # type: ignore[no-untyped-call]
+    if type(slot) is DynamicLayer:
+        return GrowingLayer()
+    if type(slot) is DynamicSlidingWindowLayer:
+        return WindowLayer(slot.sliding_window)
+    return slot
+
+
+def _allocated_bytes(slot: Any) -> int:
+    if isinstance(slot, GrowingLayer | WindowLayer):
+        return slot.nbytes
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(slot)}
+    return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that an opaque slot holds, also inside its dicts, lists and tuples."""
+    for item in vars(value).values() if hasattr(value, "__dict__") else value:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, dict):
+            yield from _tensors(item.values())
+        elif isinstance(item, list | tuple):
+            yield from _tensors(item)

@@ -1,0 +1,284 @@
+"""A stage: one layer range of a model, loaded, and how a step runs through it.
+
+Shapes: 1 = batch, T = new positions, V = vocabulary. What a layer boundary carries is whatever the model's
+layers pass on, usually ``[1, T, hidden_size]``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from shard.session_cache import StageCache
+from shard.weight_map import ModelOutline
+from shard.window import PassEnded, PassState
+from shared.errors import StepFailed
+from shared.layers import LayerRange
+
+
+def never_cancelled() -> bool:
+    """A step that nobody cancels."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageInput:
+    """One step's share of a forward.
+
+    Args:
+        token_ids: ``[1, T]``, any integer type. The first range needs them, others pass them on to models
+            that want ids in every layer.
+        hidden_states: What the hop before gave; all ranges but the first need them.
+        cache: Holds exactly `past_len` positions, and takes the new ones; None is stateless.
+        past_len: Positions before the new ones.
+        output_len: How many of the last positions' outputs are wanted; None wants all of them.
+        cancelled: Asked between layers; true stops the step.
+    """
+
+    token_ids: torch.Tensor | None = None
+    hidden_states: torch.Tensor | None = None
+    cache: StageCache | None = None
+    past_len: int = 0
+    output_len: int | None = None
+    cancelled: Callable[[], bool] = never_cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """What this model's forward calls its arguments; None where it takes no such thing.
+
+    transformers renamed `past_key_values` to `cache`, and models differ in what they accept.
+    """
+
+    cache: str | None
+    position_ids: str | None
+    cache_position: str | None
+    use_cache: str | None
+    logits_to_keep: str | None
+
+    @classmethod
+    def of(cls, model_class: type[PreTrainedModel]) -> CallNames:
+        """Read them from the forward's signature."""
+        names = inspect.signature(model_class.forward).parameters
+
+        def first_of(*candidates: str) -> str | None:
+            return next((name for name in candidates if name in names), None)
+
+        return cls(
+            cache=first_of("cache", "past_key_values", "cache_params"),
+            position_ids=first_of("position_ids"),
+            cache_position=first_of("cache_position"),
+            use_cache=first_of("use_cache"),
+            logits_to_keep=first_of("logits_to_keep", "num_logits_to_keep"),
+        )
+
+
+class Stage:
+    """One layer range, loaded. Everything but the attributes is for one thread at a time.
+
+    Attributes:
+        layers: The range.
+        num_layers: Decoder layers of the whole model.
+        device: Where it computes.
+        dtype: What it computes in, and the element type of its outputs.
+        config: The model's.
+        is_first: It embeds token ids.
+        is_last: It applies the final norm and the head.
+        weight_bytes: Bytes of its weights in memory.
+        supports_kv_cache: False when the model's layers reject a cache; `no_cache_reason` says why.
+        kv_bytes_per_token: What one more position of one session takes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        outline: ModelOutline,
+        layers: LayerRange,
+        state: PassState,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        weight_bytes: int,
+    ) -> None:
+        self._model = model
+        self._state = state
+        self._names = CallNames.of(type(model))
+        self.config: PreTrainedConfig = model.config
+        self.layers, self.num_layers = layers, outline.num_layers
+        self.is_first, self.is_last = layers.start == 0, outline.is_last(layers)
+        self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
+        text_config = self.config.get_text_config(decoder=True)
+        self._vocab_size: int = text_config.vocab_size
+        self.context_len: int = getattr(text_config, "max_position_embeddings", None) or 0
+        self.supports_kv_cache = True
+        self.no_cache_reason: str | None = None
+        self.kv_bytes_per_token = 0
+        self.input_axis, self.output_axis = 1, 1
+
+    def new_cache(self) -> StageCache:
+        """An empty cache for one session."""
+        return StageCache(self.config, self.layers)
+
+    def forward(self, batch: Sequence[StageInput]) -> list[torch.Tensor]:
+        """Run steps, one after the other; gives one output each (see `run`).
+
+        Raises:
+            StepFailed: For the first step that fails. Those before it have been applied, so where steps must
+                fail alone, give them alone.
+        """
+        return [self.run(item) for item in batch]
+
+    def run(self, item: StageInput) -> torch.Tensor:
+        """Run one step.
+
+        Gives the hidden states of the last `output_len` positions, or on the last range the logits ``[V]`` of
+        the last position (empty when `output_len` is 0). When it fails, `item.cache` is as before, or damaged.
+
+        Raises:
+            StepFailed: `bad_step` for inputs of a wrong kind, shape or range; `cancelled`; `out_of_memory`.
+            ValueError: If the cache does not hold exactly `past_len` positions.
+        """
+        token_ids, hidden_states = self._check(item)
+        try:
+            with torch.inference_mode():
+                output = self._pass(item, token_ids, hidden_states)
+        except BaseException as error:
+            if item.cache is not None:
+                item.cache.abort()
+            failure = _as_step_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
+        if item.cache is not None:
+            item.cache.commit(token_ids.shape[1])
+        return output
+
+    def rehearse(self, new_len: int, cache: StageCache | None) -> tuple[torch.Size | None, torch.Size | None]:
+        """Run placeholders through, with whatever the model itself brings to the range's first layer.
+
+        Gives the shapes of what went into the range and of what came out, None where that is no boundary.
+        Raises whatever the model raises.
+        """
+        token_ids = torch.zeros((1, new_len), dtype=torch.long, device=self.device)
+        item = StageInput(cache=cache, past_len=cache.length if cache else 0)
+        with torch.inference_mode():
+            hidden, _ = self._run_model(item, token_ids, None, ends_early=not self.is_last)
+        if cache is not None:
+            cache.commit(new_len)
+        return self._state.placeholder_shape, None if hidden is None else hidden.shape
+
+    @property
+    def layer_form(self) -> int | None:
+        """Items of the tuple that this model's layers return; None when they return hidden states alone."""
+        return self._state.tuple_len
+
+    @layer_form.setter
+    def layer_form(self, tuple_len: int | None) -> None:
+        self._state.tuple_len = tuple_len
+
+    @property
+    def takes_cache(self) -> bool:
+        """Whether the model's forward has a parameter for a cache."""
+        return self._names.cache is not None
+
+    def _check(self, item: StageInput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Token ids ``[1, T]`` (placeholders where the range has no use for them) and hidden states."""
+        if item.cache is not None and (item.cache.damaged or item.cache.length != item.past_len):
+            raise ValueError(f"the cache holds {item.cache.length} positions, the step continues at {item.past_len}")
+        hidden_states = None if self.is_first else self._check_hidden_states(item.hidden_states)
+        if item.token_ids is not None:
+            token_ids = self._check_token_ids(item.token_ids)
+        elif hidden_states is None:
+            raise _bad_step("token_ids", "the first layer range needs token_ids")
+        else:
+            token_ids = torch.zeros((1, hidden_states.shape[self.input_axis]), dtype=torch.long, device=self.device)
+        if item.output_len is not None and not 0 <= item.output_len <= token_ids.shape[1]:
+            message = f"output_len is {item.output_len}, the step has {token_ids.shape[1]} positions"
+            raise _bad_step("output_len", message)
+        return token_ids, hidden_states
+
+    def _check_token_ids(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if token_ids.dim() != 2 or token_ids.shape[0] != 1 or not token_ids.shape[1]:
+            raise _bad_step("token_ids", f"token_ids must have shape [1, new_len], got {list(token_ids.shape)}")
+        if token_ids.is_floating_point() or token_ids.dtype is torch.bool:
+            raise _bad_step("token_ids", f"token_ids must be integers, got {token_ids.dtype}")
+        lowest, highest = (int(bound) for bound in token_ids.aminmax())
+        if lowest < 0 or highest >= self._vocab_size:
+            message = f"token_ids must be from 0 to {self._vocab_size - 1}, got {lowest} to {highest}"
+            raise _bad_step("token_ids", message)
+        return token_ids.to(self.device, torch.long)
+
+    def _check_hidden_states(self, hidden_states: torch.Tensor | None) -> torch.Tensor:
+        """The pass itself compares the shape with what the model brings to its first layer."""
+        if hidden_states is None:
+            raise _bad_step("hidden_states", f"layer range {self.layers} needs hidden_states")
+        if not hidden_states.is_floating_point():
+            raise _bad_step("hidden_states", f"hidden_states must be floating point, got {hidden_states.dtype}")
+        if hidden_states.dim() <= self.input_axis or not hidden_states.numel():
+            shape = list(hidden_states.shape)
+            raise _bad_step(
+                "hidden_states", f"hidden_states of shape {shape} has no positions at axis {self.input_axis}"
+            )
+        return hidden_states.to(self.device)
+
+    def _pass(self, item: StageInput, token_ids: torch.Tensor, hidden_states: torch.Tensor | None) -> torch.Tensor:
+        ends_early = not self.is_last or item.output_len == 0
+        hidden, logits = self._run_model(item, token_ids, hidden_states, ends_early=ends_early)
+        if hidden is None:
+            return cast(torch.Tensor, logits)
+        if self.is_last:
+            return hidden.new_empty(0)
+        new_len = token_ids.shape[1]
+        if item.output_len is None or item.output_len == new_len:
+            return hidden
+        return hidden.narrow(self.output_axis, new_len - item.output_len, item.output_len).contiguous()
+
+    def _run_model(
+        self, item: StageInput, token_ids: torch.Tensor, injected: torch.Tensor | None, *, ends_early: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What the range's last layer gave if the pass ends there, else the logits ``[V]``."""
+        self._state.begin(injected=injected, ends_early=ends_early, cancelled=item.cancelled)
+        try:
+            outputs = self._model(**self._arguments(item, token_ids))
+        except PassEnded:
+            outputs = None
+        finally:
+            hidden = self._state.end()
+        return hidden, None if outputs is None else outputs.logits[0, -1]
+
+    def _arguments(self, item: StageInput, token_ids: torch.Tensor) -> dict[str, Any]:
+        names = self._names
+        arguments: dict[str, Any] = {"input_ids": token_ids}
+        positions = torch.arange(item.past_len, item.past_len + token_ids.shape[1], device=self.device)
+        if names.position_ids:
+            arguments[names.position_ids] = positions.unsqueeze(0)
+        if names.cache_position:
+            arguments[names.cache_position] = positions  # [T]
+        if names.use_cache:
+            arguments[names.use_cache] = item.cache is not None
+        if names.logits_to_keep:
+            arguments[names.logits_to_keep] = 1
+        if names.cache and item.cache is not None:
+            arguments[names.cache] = item.cache.begin()
+        return arguments
+
+
+def _as_step_failure(error: BaseException) -> StepFailed | None:
+    """A failure that is the step's or the machine's fault, not this code's, as what the sender is told."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return StepFailed("out_of_memory", "the step does not fit into the device's memory")
+    if isinstance(error, RuntimeError) and "not enough memory" in str(error):  # what torch's CPU allocator says
+        return StepFailed("out_of_memory", "the step does not fit into memory")
+    if isinstance(error, IndexError):  # learned positions: past the end of their table
+        return StepFailed("bad_step", f"the step reaches past what the model has positions for: {error}")
+    return None
+
+
+def _bad_step(field: str, message: str) -> StepFailed:
+    return StepFailed("bad_step", message, field=field)

@@ -1,0 +1,225 @@
+"""Which tensors of a checkpoint belong to a layer range: safetensors headers and names, without reading weights.
+
+A safetensors file is ``[8 bytes: header length N, little-endian][N bytes: JSON][tensor bytes]``. The JSON
+maps a name to ``{"dtype", "shape", "data_offsets": [begin, end]}``, offsets counted from the end of the
+header (https://github.com/huggingface/safetensors#format). A checkpoint of several files has an index
+whose `weight_map` says which file holds which tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shared.errors import LoadFailed
+from shared.layers import LayerRange
+
+LENGTH_BYTES = 8
+HEADER_BYTES_MAX = 100_000_000
+"""The format's own limit."""
+
+ITEM_BYTES: dict[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+"""Bytes per element of the format's element types."""
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Element types that may be converted to the one a stage computes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor's bytes are: `offset` counts from the start of `file`."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.num_elements * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """How a model names the parts that decide which tensors a range needs.
+
+    Args:
+        layer_list: Dotted path of the list of decoder layers, for example ``model.layers``.
+        num_layers: Decoder layers of the whole model.
+        embedding: Dotted name of the input embedding's weight.
+        head: Dotted name of the output head's weight.
+        tied: The head computes with the embedding's weight.
+    """
+
+    layer_list: str
+    num_layers: int
+    embedding: str
+    head: str
+    tied: bool
+
+    def keeps_embedding(self, layers: LayerRange) -> bool:
+        """Whether a range needs the input embedding: the first one embeds, the last of a tied model projects."""
+        return layers.start == 0 or (self.tied and self.is_last(layers))
+
+    def keeps_head(self, layers: LayerRange) -> bool:
+        """Whether a range needs the head. A tied head is the embedding, so it comes along where that does."""
+        return self.is_last(layers) or (self.tied and layers.start == 0)
+
+    def is_last(self, layers: LayerRange) -> bool:
+        """Whether a range ends with the model's last layer."""
+        return layers.end == self.num_layers
+
+
+def parse_index(text: str) -> dict[str, str]:
+    """Read an index: tensor name → file name.
+
+    Raises:
+        LoadFailed: `weights_corrupt` when it is no index, or names a file outside its own folder.
+    """
+    try:
+        files = json.loads(text)["weight_map"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise LoadFailed("weights_corrupt", "the safetensors index is not a JSON object with a weight_map") from error
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise LoadFailed("weights_corrupt", "the index's weight_map must map tensor names to file names")
+    for file in files.values():
+        if "/" in file or "\\" in file or not file.endswith(".safetensors"):
+            raise LoadFailed("weights_corrupt", f"the index names {file!r}, which is no file beside it", file=file)
+    return files
+
+
+def header_bytes(prefix: bytes, file: str, file_bytes: int) -> int:
+    """The header's length, from the file's first eight bytes.
+
+    Raises:
+        LoadFailed: `weights_corrupt` when the file cannot hold such a header.
+    """
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if len(prefix) < LENGTH_BYTES or not 2 <= length <= min(HEADER_BYTES_MAX, file_bytes - LENGTH_BYTES):
+        raise _corrupt(file, f"is {file_bytes} bytes long and announces a header of {length} bytes")
+    return length
+
+
+def parse_header(header: bytes, file: str, file_bytes: int) -> list[TensorEntry]:
+    """Read a file's header and check every tensor against the file's length.
+
+    Raises:
+        LoadFailed: `weights_corrupt`, naming the file and tensor: malformed, or truncated.
+    """
+    try:
+        fields = json.loads(header)
+    except ValueError as error:
+        raise _corrupt(file, "has a header that is not JSON") from error
+    if not isinstance(fields, dict):
+        raise _corrupt(file, "has a header that is not a JSON object")
+    fields.pop("__metadata__", None)
+    data_start = LENGTH_BYTES + len(header)
+    return [_parse_entry(name, value, file, data_start, file_bytes) for name, value in fields.items()]
+
+
+def _parse_entry(name: str, value: object, file: str, data_start: int, file_bytes: int) -> TensorEntry:
+    if not isinstance(value, dict):
+        raise _corrupt(file, f"describes tensor {name!r} by something that is not an object")
+    dtype, shape, offsets = (
+        value.get("dtype"),
+        _read_counts(value.get("shape")),
+        _read_counts(value.get("data_offsets")),
+    )
+    if dtype not in ITEM_BYTES:
+        raise _corrupt(file, f"holds tensor {name!r} of unknown type {dtype!r}")
+    if shape is None or offsets is None or len(offsets) != 2:
+        raise _corrupt(file, f"has no valid shape and offsets for tensor {name!r}")
+    entry = TensorEntry(name, file, dtype, tuple(shape), data_start + offsets[0])
+    if offsets[1] - offsets[0] != entry.nbytes:
+        raise _corrupt(file, f"gives tensor {name!r} {offsets[1] - offsets[0]} bytes, its shape takes {entry.nbytes}")
+    if data_start + offsets[1] > file_bytes:
+        raise _corrupt(file, f"is truncated: tensor {name!r} ends at {data_start + offsets[1]} of {file_bytes} bytes")
+    return entry
+
+
+def layer_index(name: str, layer_list: str) -> int | None:
+    """Which decoder layer a tensor belongs to; None for embeddings, norms and heads.
+
+    The number that follows the last name of the list's path for the first time: a checkpoint may have another
+    prefix than the model, and experts and the like have their own numbers further right.
+    """
+    list_name = layer_list.rpartition(".")[2]
+    for part, following in pairwise(name.split(".")):
+        if part == list_name and following.isdecimal():
+            return int(following)
+    return None
+
+
+def select_names(names: Collection[str], outline: ModelOutline, layers: LayerRange) -> list[str]:
+    """Choose the tensors that a range needs.
+
+    Layers outside the range are left out, and so are the embedding and the head where the range has no use for
+    them. What belongs to no layer (final norm, learned positions, per-layer embeddings) is small or
+    needed everywhere, and is kept.
+    """
+    absent = set()
+    has_embedding = any(_same_parameter(name, outline.embedding) for name in names)
+    if not outline.keeps_embedding(layers):
+        absent.add(outline.embedding)
+    if not outline.keeps_head(layers) or (outline.tied and has_embedding):
+        absent.add(outline.head)
+    return [name for name in names if _is_needed(name, outline.layer_list, layers, absent)]
+
+
+def range_bytes(entries: Iterable[TensorEntry], item_bytes: int | None = None) -> int:
+    """Bytes of the given tensors, each float taking `item_bytes` if given, else what it takes in the file."""
+    return sum(
+        entry.num_elements * item_bytes if item_bytes and entry.dtype in FLOATS else entry.nbytes for entry in entries
+    )
+
+
+def majority_float(entries: Iterable[TensorEntry]) -> str | None:
+    """The floating element type that most bytes have; None when there is none."""
+    by_dtype: dict[str, int] = {}
+    for entry in entries:
+        if entry.dtype in FLOATS:
+            by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.nbytes
+    return max(by_dtype, key=lambda dtype: by_dtype[dtype], default=None)
+
+
+def group_by_file(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[str]]:
+    """File → the tensors wanted of it."""
+    grouped: dict[str, list[str]] = {}
+    for name in names:
+        grouped.setdefault(files[name], []).append(name)
+    return grouped
+
+
+def _is_needed(name: str, layer_list: str, layers: LayerRange, absent: Collection[str]) -> bool:
+    layer = layer_index(name, layer_list)
+    if layer is not None:
+        return layer in layers
+    return not any(_same_parameter(name, parameter) for parameter in absent)
+
+
+def _same_parameter(name: str, parameter: str) -> bool:
+    """Whether a checkpoint's name means the model's parameter: one may carry a prefix that the other lacks."""
+    return name == parameter or name.endswith(f".{parameter}") or parameter.endswith(f".{name}")
+
+
+def _read_counts(value: object) -> list[int] | None:
+    if isinstance(value, list) and all(type(item) is int and item >= 0 for item in value):
+        return value
+    return None
+
+
+def _corrupt(file: str, what: str) -> LoadFailed:
+    return LoadFailed("weights_corrupt", f"{file} {what}", file=file)
