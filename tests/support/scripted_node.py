@@ -1,0 +1,507 @@
+"""A node in memory that does what a test scripts: the other end of a `gateway.node_link.OpenLink`.
+
+It computes `tests.support.fake_model`, where each token depends on every input that should be in each
+hop's cache, and it is as strict as a real node about positions, epochs and duplicates. Frames are encoded
+and decoded, so what arrives are views into frames. Time is the injected clock's.
+
+    node = ScriptedNode("b", LayerRange(2, 4), num_layers=6, clock=clock)
+    node.script = nth(5, Miss("evicted"))        # the sixth step it receives
+    mesh = create_mesh([node.url], dial=create_dial([node]), ...)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shared.clock import Clock
+from shared.errors import CacheMissReason, HandshakeRefused, LinkClosed
+from shared.frame import decode_frame, encode_frame
+from shared.layers import LayerRange
+from shared.link import LinkCounters
+from shared.messages import (
+    CacheMiss,
+    Cancel,
+    Error,
+    Heartbeat,
+    Hello,
+    Loaded,
+    Message,
+    NodeInfo,
+    NodeStats,
+    Release,
+    SamplingParams,
+    Step,
+    StepResult,
+    decode_header,
+    encode_header,
+)
+from shared.tensor_spec import WireTensor
+from tests.support.fake_model import draw, run_layer
+from tests.support.fake_runner import ids_of, read_hidden, read_ids, text_of, write_hidden
+
+MODEL = "scripted-model"
+VOCAB_SIZE = 1000
+
+__all__ = ["MODEL", "VOCAB_SIZE", "ScriptedNode", "create_dial", "ids_of", "nth"]
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Answer with a cache miss, and hold the session no longer."""
+
+    reason: CacheMissReason = "evicted"
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Answer with an error."""
+
+    code: str
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Compute for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Late:
+    """Compute at once, but let the answer travel for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Never answer; `applied` says whether the step is computed all the same."""
+
+    applied: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Lose the link instead of answering; `applied` says whether the step is computed before."""
+
+    applied: bool = False
+
+
+@dataclass(frozen=True)
+class Crash:
+    """Lose the link and every session; come back as a new process after so long (None: never)."""
+
+    back_after_s: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Mangle:
+    """Change the answer."""
+
+    change: Callable[[Message, dict[str, WireTensor]], tuple[Message, dict[str, WireTensor]]]
+
+
+Fate = Miss | Fail | Slow | Late | Drop | Cut | Crash | Mangle
+Script = Callable[[Step, int], Fate | None]
+"""What happens to a step, given it and its number among those that this node has received."""
+
+
+def nth(number: int, *fates: Fate) -> Script:
+    """The step of this number, counted from 0, and those after it meet these fates; the others are served."""
+    return lambda _step, count: fates[count - number] if 0 <= count - number < len(fates) else None
+
+
+@dataclass
+class Held:
+    """One session."""
+
+    states: list[int]
+    length: int
+    epoch: int
+    step_index: int
+    sampling: SamplingParams | None
+
+
+class ScriptedLink:
+    """The gateway's end of a link to a scripted node."""
+
+    def __init__(self, node: ScriptedNode) -> None:
+        self.counters = LinkCounters()
+        self.node = node
+        self.info = node.info
+        self.is_closed = False
+        self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    @property
+    def peer_node(self) -> NodeInfo | None:
+        """What the node said at the handshake."""
+        return self.info
+
+    async def send(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
+        """Hand a message to the node."""
+        if self.is_closed:
+            raise LinkClosed("link_closed", "the link is closed")
+        pieces = encode_frame(encode_header(message), tensors)
+        self.counters.count_sent(message.kind, pieces)
+        self.node.receive(self, b"".join(pieces))
+
+    async def receive(self) -> tuple[Message, dict[str, WireTensor]]:
+        """The node's next message."""
+        data = await self._arrived.get()
+        if data is None:
+            raise LinkClosed("connection_lost", "the node is gone")
+        frame = decode_frame(data)
+        message = decode_header(frame.header)
+        self.counters.count_received(message.kind, len(data))
+        return message, frame.tensors
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close this end."""
+        self.cut()
+
+    def cut(self) -> None:
+        """Lose the connection."""
+        self.is_closed = True
+        self._arrived.put_nowait(None)
+
+    def deliver(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
+        """Let a message of the node arrive."""
+        if not self.is_closed:
+            self._arrived.put_nowait(b"".join(encode_frame(encode_header(message), tensors)))
+
+
+@dataclass
+class ScriptedNode:
+    """One node; see the module's docstring.
+
+    Args:
+        node_id: Its id; its address follows from it unless `address` is given.
+        layers: Its range.
+        num_layers: Of the whole model.
+        clock: Time.
+        kv_cache: What it announces.
+        caches: What it does; unlike `kv_cache` when it only answers `disabled`.
+        text_tail: As an old tail: text instead of ids.
+        token_ids: Whether it announces ids; by default the truth.
+        streams: Hidden states of rank 4 instead of 3.
+        step_s: What each step takes; steps are computed one after the other.
+        sessions_max: And the rest: what it announces.
+    """
+
+    node_id: str
+    layers: LayerRange
+    num_layers: int
+    clock: Clock
+    kv_cache: bool = True
+    caches: bool = True
+    text_tail: bool = False
+    token_ids: bool | None = None
+    streams: bool = False
+    step_s: float = 0.0
+    sessions_max: int = 8
+    bytes_max: int = 0
+    bytes_per_token: int = 10
+    model: str = MODEL
+    address: str = ""
+    script: Script = lambda _step, _count: None
+    pid: int = 1000
+    reachable: bool = True
+    stalled: bool = False
+    refusal: HandshakeRefused | None = None
+    sessions: dict[str, Held] = field(default_factory=dict)
+    seen: list[Step] = field(default_factory=list)
+    steps: Counter[str] = field(default_factory=Counter)
+    applied: Counter[tuple[int, str, int, int]] = field(default_factory=Counter)
+    ended: list[Message] = field(default_factory=list)
+    dials: int = 0
+    heartbeats: int = 0
+    busy_us: int = 0
+    queued_elsewhere: int = 0
+    links: list[ScriptedLink] = field(default_factory=list)
+    _backlog: list[tuple[ScriptedLink, bytes]] = field(default_factory=list)
+    _work: asyncio.Queue[tuple[ScriptedLink, Step, dict[str, WireTensor], float]] = field(default_factory=asyncio.Queue)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _cancelled: set[str] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.address or f"ws://{self.node_id}"
+
+    @property
+    def info(self) -> NodeInfo:
+        """What it says of itself."""
+        return NodeInfo(
+            node=self.node_id,
+            pid=self.pid,
+            model=self.model,
+            layers=self.layers,
+            num_layers=self.num_layers,
+            state="ready",
+            kv_cache=self.kv_cache,
+            token_ids=not self.text_tail if self.token_ids is None else self.token_ids,
+            kv_sessions_max=self.sessions_max,
+            kv_bytes_max=self.bytes_max,
+            kv_bytes_per_token=self.bytes_per_token,
+        )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it draws tokens."""
+        return self.layers.end == self.num_layers
+
+    # --- what tests do to it --------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Lose all links; the process goes on."""
+        for link in self.links:
+            link.cut()
+        self.links.clear()
+
+    def stop(self) -> None:
+        """The process ends."""
+        self.reachable = False
+        self.pid += 1
+        self.sessions.clear()
+        while not self._work.empty():
+            self._work.get_nowait()
+        self.cut()
+
+    def restart(self) -> None:
+        """A new process takes its place at once."""
+        self.stop()
+        self.reachable = True
+
+    def resume(self) -> None:
+        """After `stalled`: read what has come meanwhile."""
+        self.stalled = False
+        backlog, self._backlog = self._backlog, []
+        for link, data in backlog:
+            self.receive(link, data)
+
+    def tell(self, message: Message) -> None:
+        """Send something unasked."""
+        for link in self.links:
+            link.deliver(message)
+
+    def become(self, info: NodeInfo) -> None:
+        """Announce another description."""
+        self.tell(Loaded(node=info))
+
+    # --- what the gateway does to it ------------------------------------------------------------
+
+    def connect(self) -> ScriptedLink:
+        """Accept a link."""
+        self.dials += 1
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.reachable:
+            raise LinkClosed("unreachable", f"{self.url} does not answer")
+        if not self._tasks:
+            self._start(self._run())
+        link = ScriptedLink(self)
+        self.links.append(link)
+        return link
+
+    def receive(self, link: ScriptedLink, data: bytes) -> None:
+        """Read one frame."""
+        if self.stalled:
+            self._backlog.append((link, data))
+            return
+        frame = decode_frame(data)
+        message = decode_header(frame.header)
+        match message:
+            case Step():
+                self._work.put_nowait((link, message, frame.tensors, self.clock.monotonic()))
+            case Heartbeat(reply=False):
+                self.heartbeats += 1
+                link.deliver(Heartbeat(seq=message.seq, reply=True, stats=self._stats()))
+            case Release() | Cancel():
+                self.ended.append(message)
+                self._cancelled.add(message.session)
+                self.sessions.pop(message.session, None)
+            case _:
+                raise AssertionError(f"unexpected {message}")
+
+    async def close(self) -> None:
+        """End its tasks."""
+        self.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- serving --------------------------------------------------------------------------------
+
+    def _start(self, running: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(running)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stats(self) -> NodeStats:
+        return NodeStats(
+            sessions=len(self.sessions),
+            kv_bytes=sum(held.length for held in self.sessions.values()) * self.bytes_per_token,
+            queued_steps=self._work.qsize() + self.queued_elsewhere,
+            steps=dict(self.steps),
+            misses={},
+            evictions={},
+            errors={},
+            busy_us=self.busy_us,
+        )
+
+    async def _run(self) -> None:
+        while True:
+            link, step, tensors, arrived_at = await self._work.get()
+            started_at = self.clock.monotonic()
+            fate = self.script(step, len(self.seen))
+            self.seen.append(step)
+            takes_s = fate.seconds if isinstance(fate, Slow) else self.step_s
+            if takes_s:
+                await self.clock.sleep(takes_s)
+            if step.session in self._cancelled:
+                answer: tuple[Message, dict[str, WireTensor]] = _error(step, "cancelled")
+            else:
+                answer = self._meet(link, step, tensors, fate)
+            message = answer[0]
+            if isinstance(message, StepResult):
+                self.busy_us += round(takes_s * 1e6)
+                queue_us = round((started_at - arrived_at) * 1e6)
+                message = replace(message, compute_us=round(takes_s * 1e6), queue_us=queue_us)
+            if isinstance(fate, Late):
+                self._start(self._deliver_late(link, message, answer[1], fate.seconds))
+            elif not isinstance(fate, Drop | Cut | Crash):
+                link.deliver(message, answer[1])
+
+    def _meet(
+        self, link: ScriptedLink, step: Step, tensors: dict[str, WireTensor], fate: Fate | None
+    ) -> tuple[Message, dict[str, WireTensor]]:
+        match fate:
+            case Miss():
+                self.sessions.pop(step.session, None)
+                return _miss(step, fate.reason)
+            case Fail():
+                return _error(step, fate.code)
+            case Drop() | Cut():
+                answer = self._serve(step, tensors) if fate.applied else _error(step, "dropped")
+                if isinstance(fate, Cut):
+                    self.cut()
+                return answer
+            case Crash():
+                self.stop()
+                if fate.back_after_s is not None:
+                    self._start(self._come_back(fate.back_after_s))
+                return _error(step, "crashed")
+            case Mangle():
+                return fate.change(*self._serve(step, tensors))
+            case _:
+                return self._serve(step, tensors)
+
+    async def _come_back(self, after_s: float) -> None:
+        await self.clock.sleep(after_s)
+        self.reachable = True
+
+    async def _deliver_late(
+        self, link: ScriptedLink, message: Message, tensors: dict[str, WireTensor], after_s: float
+    ) -> None:
+        await self.clock.sleep(after_s)
+        link.deliver(message, tensors)
+
+    def _serve(self, step: Step, tensors: dict[str, WireTensor]) -> tuple[Message, dict[str, WireTensor]]:
+        if step.layers != self.layers or step.model != self.model:
+            return _miss(step, "range_mismatch" if step.layers != self.layers else "model_mismatch")
+        held = self.sessions.get(step.session)
+        if step.cache == "decode":
+            if not self.caches:
+                return _miss(step, "disabled")
+            if held is None:
+                return _miss(step, "unknown")
+        if held is not None and step.cache is not None:
+            if step.epoch < held.epoch:
+                return _error(step, "stale_epoch")
+            if step.epoch == held.epoch and step.step_index <= held.step_index:
+                return _error(step, "duplicate_step")
+            if step.cache == "decode" and held.length != step.past_len:
+                return _miss(step, "past_len_mismatch")
+        base = held if step.cache == "decode" else None
+        return self._compute(step, tensors, base)
+
+    def _compute(
+        self, step: Step, tensors: dict[str, WireTensor], base: Held | None
+    ) -> tuple[Message, dict[str, WireTensor]]:
+        values = self._read(step, tensors)
+        if len(values) != step.new_len or (step.cache != "decode" and step.past_len):
+            return _error(step, "bad_step")
+        states = list(base.states) if base else [0] * len(self.layers)
+        for index, layer in enumerate(range(self.layers.start, self.layers.end)):
+            values = run_layer(layer, states[index], values)
+            states[index] = values[-1]
+        length = step.past_len + step.new_len
+        sampling = step.sampling or (base.sampling if base else None)
+        is_cached = step.cache is not None and self.caches
+        if is_cached:
+            self.sessions[step.session] = Held(states, length, step.epoch, step.step_index, sampling)
+            self.applied[self.pid, step.session, step.step_index, step.epoch] += 1
+        self.steps[(step.cache or "stateless") if self.caches else "stateless"] += 1
+        return self._answer(step, values, length, sampling, is_cached=is_cached)
+
+    def _answer(
+        self, step: Step, values: list[int], length: int, sampling: SamplingParams | None, *, is_cached: bool
+    ) -> tuple[Message, dict[str, WireTensor]]:
+        result = StepResult(session=step.session, step_index=step.step_index, epoch=step.epoch, cached=is_cached)
+        output_len = step.new_len if step.output_len is None else step.output_len
+        if not output_len:
+            return result, {}
+        if not self.is_last:
+            return result, {"hidden_states": self._write(values[-output_len:])}
+        assert sampling is not None, "a last hop needs sampling parameters"
+        token = draw(values[-1], VOCAB_SIZE, sampling, length)
+        if self.text_tail:
+            return replace(result, text=text_of(token)), {}
+        return replace(result, token_ids=(token,)), {}
+
+    def _read(self, step: Step, tensors: dict[str, WireTensor]) -> list[int]:
+        if not self.layers.start:
+            return read_ids(tensors["token_ids"])
+        hidden = tensors["hidden_states"]
+        return _read_streams(hidden) if self.streams else read_hidden(hidden)
+
+    def _write(self, values: Sequence[int]) -> WireTensor:
+        return _write_streams(values) if self.streams else write_hidden(values)
+
+
+def create_dial(nodes: Sequence[ScriptedNode]) -> Callable[[str, Hello], Awaitable[ScriptedLink]]:
+    """What `create_mesh` dials with, to reach these nodes by their addresses."""
+
+    async def dial(url: str, _hello: Hello) -> ScriptedLink:
+        await asyncio.sleep(0)
+        return next(node for node in nodes if node.url == url).connect()
+
+    return dial
+
+
+def _miss(step: Step, reason: CacheMissReason) -> tuple[Message, dict[str, WireTensor]]:
+    return CacheMiss(session=step.session, step_index=step.step_index, epoch=step.epoch, reason=reason), {}
+
+
+def _error(step: Step, code: str) -> tuple[Message, dict[str, WireTensor]]:
+    return Error(code=code, message=code, session=step.session, step_index=step.step_index, epoch=step.epoch), {}
+
+
+def _write_streams(values: Sequence[int]) -> WireTensor:
+    """Rank 4, two residual streams: ``[2, 1, n, 2]``, the upper half of each hash in one, the lower in the other."""
+    rows = [[value >> shift & 0xFFFF for value in values for shift in shifts] for shifts in ((0, 16), (32, 48))]
+    parts = [float(part) for row in rows for part in row]
+    return WireTensor("f32", (2, 1, len(values), 2), memoryview(struct.pack(f"<{len(parts)}f", *parts)))
+
+
+def _read_streams(tensor: WireTensor) -> list[int]:
+    assert tensor.shape[:2] == (2, 1)
+    assert tensor.shape[3] == 2
+    count = tensor.shape[2]
+    parts = [int(part) for part in struct.unpack(f"<{tensor.data.nbytes // 4}f", tensor.data)]
+    low, high = parts[: 2 * count], parts[2 * count :]
+    return [low[2 * i] | low[2 * i + 1] << 16 | high[2 * i] << 32 | high[2 * i + 1] << 48 for i in range(count)]
