@@ -21,16 +21,28 @@ from shared.route import Route
 
 RETRY_AFTER_S_MAX = 60
 """A client told to come back later than this would rather be told to go elsewhere."""
+KV_GROWTH = 1.5
+KV_POSITIONS_MIN = 256
+"""A node allocates K/V for at least so many positions, and grows it by half: what it counts against its
+budget may be this much more than the positions fill."""
 SMOOTHING = 0.2
 """Weight of the newest generation in the average duration that `retry_after_s` is derived from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a generation needs: `tokens` is the longest its context can become."""
+    """What a generation needs.
+
+    Args:
+        session: Its id.
+        tokens: The longest its context can become. Where not even an empty node has room for so much, all
+            of its room is reserved, and the generation may outgrow it.
+        tokens_min: What must fit for it to begin at all.
+    """
 
     session: str
     tokens: int
+    tokens_min: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +106,13 @@ class Admission:
             AdmissionRefused: `session_too_large` when even an empty mesh could not hold it, `queue_full`.
         """
         nodes = list(nodes)
-        capable = [node for node in nodes if _fits_empty(node, demand.tokens)]
+        capable = [node for node in nodes if _fits_empty(node, demand.tokens_min)]
         if self._has_route(nodes) and not self._has_route(capable):
             raise AdmissionRefused(
                 "session_too_large",
-                f"{demand.tokens} tokens of context are more than the mesh has memory for",
+                f"{demand.tokens_min} tokens of context are more than the mesh has memory for",
                 retry_after_s=None,
-                tokens=demand.tokens,
+                tokens=demand.tokens_min,
             )
         if len(self._queue) >= self.queue_max:
             raise AdmissionRefused(
@@ -166,11 +178,20 @@ class Admission:
             self._reserved.pop(node, None)
 
 
+def _allocated_bytes(node: NodeInfo, tokens: int) -> int:
+    if not node.kv_cache:
+        return 0
+    return max(KV_POSITIONS_MIN, math.ceil(tokens * KV_GROWTH)) * node.kv_bytes_per_token
+
+
 def _cost_bytes(node: NodeInfo, tokens: int) -> int:
-    return tokens * node.kv_bytes_per_token if node.kv_cache else 0
+    """What a session reserves at a node: no more than the node has."""
+    cost_bytes = _allocated_bytes(node, tokens)
+    return min(cost_bytes, node.kv_bytes_max) if node.kv_bytes_max else cost_bytes
 
 
 def _fits_empty(node: NodeInfo, tokens: int) -> bool:
     if not node.kv_cache:
         return True
-    return node.kv_sessions_max > 0 and (not node.kv_bytes_max or _cost_bytes(node, tokens) <= node.kv_bytes_max)
+    has_bytes = not node.kv_bytes_max or tokens * node.kv_bytes_per_token <= node.kv_bytes_max
+    return node.kv_sessions_max > 0 and has_bytes

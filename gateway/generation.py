@@ -1,17 +1,11 @@
-"""From a request to its tokens: admission, the loop over the route, and leaving no trace.
-
-A generation is `prefill` once, then `decode` until an end. Each is made of passes: `run_pass` leads some
-positions through every hop in turn, the gateway relaying each hop's answer to the next, and
-`gateway.recovery.serve` sees to it that a hop answers whatever happens to its node. So this loop knows
-of no failure but the last one, `GenerationFailed`.
-"""
+"""From a request to its tokens: wait for a place, give out tokens, leave no trace on any node."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,43 +13,18 @@ import structlog
 
 from gateway.admission import Admission, Admitted, Demand
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
+from gateway.generation_request import GenerationRequest
 from gateway.journal import Journal
 from gateway.mesh import Mesh
-from gateway.recovery import serve
+from gateway.passes import EncodeText, next_ids
 from gateway.registry import NoRoute, find_route
-from gateway.relay import Answered, Drawn, Figures, Generation
+from gateway.relay import Figures, Generation
 from gateway.session import create_session
 from gateway.waiting import wait_first
 from shared.clock import Clock, SystemClock
-from shared.messages import Cancel, Release, SamplingParams
+from shared.messages import Cancel, Release
 
 log = structlog.stdlib.get_logger(__name__)
-
-EncodeText = Callable[[str], Sequence[int]]
-"""Token ids of a text in which special tokens are written out, with none added."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """What to generate.
-
-    Args:
-        prompt_ids: At least one id; checked against the context length by the caller.
-        sampling: `seed` is always set.
-        max_tokens: At least 1.
-        eos_ids: Any of these ends the answer.
-        request_id: For logs.
-    """
-
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    max_tokens: int
-    eos_ids: frozenset[int]
-    request_id: str
-
-    def __post_init__(self) -> None:
-        if not self.prompt_ids or self.max_tokens < 1:
-            raise ValueError("a generation needs a prompt and at least one token to generate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,60 +46,6 @@ class GenerationSettings:
     queue_max: int = 64
     queue_timeout_s: float = 120.0
     journal_bytes_max: int = 1 << 30
-
-
-async def prefill(generation: Generation) -> Drawn:
-    """Lead everything through the route anew, in chunks; returns what comes after it."""
-    session = generation.session
-    session.restart()
-    answered: Answered = None
-    for end in session.chunk_ends():
-        answered = await run_pass(generation, end)
-    return _drawn(answered)
-
-
-async def decode(generation: Generation) -> Drawn:
-    """Lead the newest positions through the route; returns what comes after them."""
-    return _drawn(await run_pass(generation, len(generation.session.ids)))
-
-
-async def run_pass(generation: Generation, end: int) -> Answered:
-    """Lead positions ``[passed, end)`` through every hop; returns the last hop's answer.
-
-    Raises:
-        GenerationFailed: A hop cannot be brought to answer.
-    """
-    answered: Answered = generation.session.begin_pass(end)
-    for index in range(len(generation.session.hops)):
-        assert not isinstance(answered, Drawn | None)  # noqa: S101 - only the last hop draws
-        answered = await serve(generation, index, answered)
-    generation.end_pass()
-    return answered
-
-
-async def next_ids(generation: Generation, encode_text: EncodeText) -> list[int]:
-    """The next token, as the ids by which the session continues: one, or several from an old tail's text.
-
-    Raises:
-        GenerationFailed: See `serve`; `bad_answer` for a text that holds no token.
-    """
-    session = generation.session
-    is_new = session.reencodes or not session.passed
-    drawn = await (prefill(generation) if is_new else decode(generation))
-    if drawn.token_id is not None:
-        ids = [drawn.token_id]
-    else:
-        session.reencodes = True
-        ids = list(encode_text(drawn.text or ""))
-    if not ids:
-        raise GenerationFailed("bad_answer", "the last hop answered with a text that holds no token")
-    session.ids.extend(ids)
-    return ids
-
-
-def _drawn(answered: Answered) -> Drawn:
-    assert isinstance(answered, Drawn)  # noqa: S101 - the last pass of a prefill, and each decode, samples
-    return answered
 
 
 class TokenStream:
@@ -256,7 +171,7 @@ class Generator:
         queued_at = self.clock.monotonic()
         admitted_at = queued_at
         try:
-            admitted = await self._turn(session_id, len(request.prompt_ids) + request.max_tokens)
+            admitted = await self._turn(_demand(session_id, request))
             admitted_at = self.clock.monotonic()
             generation = self._begin(admitted, request)
             generation.figures.queued_s = admitted_at - queued_at
@@ -283,14 +198,14 @@ class Generator:
         for admitted in self.admission.admit(self.mesh.nodes()):
             self._turns.pop(admitted.session).set_result(admitted)
 
-    async def _turn(self, session_id: str, tokens: int) -> Admitted:
+    async def _turn(self, demand: Demand) -> Admitted:
         turn: asyncio.Future[Admitted] = asyncio.get_running_loop().create_future()
         try:
-            self.admission.enqueue(Demand(session_id, tokens), self.mesh.nodes())
-            self._turns[session_id] = turn
+            self.admission.enqueue(demand, self.mesh.nodes())
+            self._turns[demand.session] = turn
             self.admit()
             if not turn.done():
-                log.info("generation.queued", session=session_id, queued=self.admission.queued)
+                log.info("generation.queued", session=demand.session, queued=self.admission.queued)
                 await self._wait_turn(turn)
         except (AdmissionRefused, NotReady):
             self.totals.outcomes["refused"] += 1
@@ -367,6 +282,11 @@ class Generator:
         self.admission.withdraw(session_id)
         self.admission.release(session_id, lasted_s=lasted_s)
         self.mesh.announce()
+
+
+def _demand(session_id: str, request: GenerationRequest) -> Demand:
+    prompt_tokens = len(request.prompt_ids)
+    return Demand(session_id, prompt_tokens + request.max_tokens, tokens_min=prompt_tokens + 1)
 
 
 def create_generator(

@@ -51,6 +51,8 @@ LOST_PLACE: frozenset[str] = frozenset({"stale_epoch", "duplicate_step", "cancel
 """Errors that say that the node's idea of the session is not ours: rebuilt, it serves the step."""
 BUSY: frozenset[str] = frozenset({"queue_full", "not_ready", "draining", "session_busy"})
 """Errors that say that the node cannot take the step now; they say nothing against the step."""
+OUTGROWN: frozenset[str] = frozenset({"kv_budget_exceeded"})
+"""Errors that say that no cache of the node is large enough: it can still compute, at the old cost."""
 WRONG_NODE: frozenset[str] = frozenset({"range_mismatch", "model_mismatch"})
 """Misses that a rebuild at the same node cannot cure."""
 
@@ -201,6 +203,8 @@ def _judge_miss(miss: CacheMissed) -> Action:
 def _judge_refusal(error: StepFailed, trouble: Trouble) -> Action:
     if error.code in LOST_PLACE:
         return "here"
+    if error.code in OUTGROWN:
+        return "stateless"
     trouble.refusals += error.code not in BUSY
     return "elsewhere" if trouble.refusals <= REFUSALS_PER_PASS_MAX else "give_up"
 
