@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
 import uvicorn
 from litestar import Litestar
 
 IDLE_CONNECTION_S = 75
 """How long an idle connection is kept: longer than SDKs keep theirs, so that they close first."""
 BACKLOG = 1024
+
+log = structlog.get_logger(__name__)
 
 
 class GatewayServer(uvicorn.Server):
@@ -22,23 +29,20 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
-def create_server(app: Litestar, *, drain_s: float, host: str = "127.0.0.1", port: int = 0) -> GatewayServer:
-    """A server for the application; `serve` runs it.
+def create_server(app: Litestar, *, drain_s: float) -> GatewayServer:
+    """A server for the application; `serve(sockets=[…])` runs it.
 
     Args:
         app: What it serves.
         drain_s: How long calls may go on once it is told to end.
-        host: Address to listen on.
-        port: 0 lets the kernel choose.
     """
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http="httptools",
         ws="none",
         lifespan="on",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
@@ -46,3 +50,41 @@ def create_server(app: Litestar, *, drain_s: float, host: str = "127.0.0.1", por
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     return GatewayServer(config)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        OSError: The address is unknown, or taken.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+
+
+def http_url(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def ended_by_signals(server: GatewayServer) -> Iterator[None]:
+    """Within, the first SIGTERM or SIGINT lets the server drain and end; the second ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if server.should_exit:
+            log.warning("gateway.killed", signal=number)
+            os._exit(128 + number)
+        log.info("gateway.draining", signal=number)
+        server.should_exit = True
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -34,8 +34,12 @@ class TokenSource(Protocol):
 class MeshView(Protocol):
     """What the endpoints may know of the mesh."""
 
-    def ready(self) -> bool:
-        """Whether a full route exists."""
+    def missing_route(self) -> str | None:
+        """Why no full route exists, in words; None when one does."""
+        ...
+
+    async def refresh(self) -> None:
+        """Ask the nodes for their figures, within a second or so."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from gateway.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, Window
 from gateway.openai_errors import ApiError
 from gateway.openai_messages import ChatMessage
 from shared.errors import MeshError
+from shared.models.folder import read_config
 
 INLINE_CHARS_MAX = 8_000
 """Prompts up to this size are tokenized on the event loop, in about 2 ms; larger ones in a thread."""
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 PROBE = "meshnet-probe"
 
 _TEMPLATE_FAULTS = (
@@ -144,6 +144,7 @@ def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatToken
 
     Raises:
         TokenizerError: If there is no usable tokenizer, or no window is known.
+        ModelUnavailable: If the configs cannot be read.
     """
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError("no_tokenizer", f"{folder} holds no tokenizer.json")
@@ -151,41 +152,25 @@ def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatToken
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise TokenizerError("bad_tokenizer", f"the tokenizer in {folder} cannot be read: {error}") from error
-    config = _read_json(folder / "config.json")
-    generation = _read_json(folder / "generation_config.json")
-    window = context_len or find_context_len(config)
+    config = read_config(folder)
+    window = context_len or config.context_len
     if not window:
         raise TokenizerError("no_context_len", f"{folder}/config.json names no context length; set --context-len")
-    eos_ids = collect_eos_ids(config, generation, tokenizer)
+    eos_ids = config.eos_ids | own_eos_ids(tokenizer)
     if not eos_ids:
         log.warning("tokenizer.no_eos_found", folder=str(folder))
     return ChatTokenizer(
-        tokenizer, eos_ids=eos_ids, context_len=window, sampling_defaults=_sampling_defaults(generation)
+        tokenizer,
+        eos_ids=eos_ids,
+        context_len=window,
+        sampling_defaults=_sampling_defaults(folder / "generation_config.json"),
     )
 
 
-def find_context_len(config: Mapping[str, Any]) -> int:
-    """Positions that a model's config names; 0 when it names none."""
-    for source in (config, config.get("text_config") or {}):
-        for key in CONTEXT_KEYS:
-            value = source.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-    return 0
-
-
-def collect_eos_ids(
-    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> frozenset[int]:
-    """Ids that end an answer: the union of what config, generation config, tokenizer and template say."""
-    ids: set[int] = set()
-    for source in (config, config.get("text_config") or {}, generation):
-        value = source.get("eos_token_id")
-        ids.update(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int))
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    end_of_turn = _end_of_turn(tokenizer)
-    return frozenset(ids if end_of_turn is None else ids | {end_of_turn})
+def own_eos_ids(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """Ids that end an answer by what tokenizer and chat template say; the configs may name more."""
+    ids = {tokenizer.eos_token_id, _end_of_turn(tokenizer)}
+    return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
@@ -205,8 +190,9 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
     return None
 
 
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+def _sampling_defaults(path: Path) -> dict[str, float]:
     """`temperature` and `top_p` as the model's authors recommend them, where they are within the API's bounds."""
+    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     bounds = {"temperature": 2.0, "top_p": 1.0}
     found = {name: generation.get(name) for name in bounds}
     return {
@@ -214,23 +200,6 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
         for name, value in found.items()
         if isinstance(value, int | float) and 0 < value <= bounds[name]
     }
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty when there is no such file.
-
-    Raises:
-        TokenizerError: If it holds no JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError("bad_config", f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError("bad_config", f"{path} holds no JSON object")
-    return value
 
 
 def _strings(value: object) -> Iterable[str]:

@@ -19,6 +19,7 @@ async def healthz() -> Response[bytes]:
 async def readyz(request: Request[None, None, State]) -> Response[bytes]:
     """200 only while a full route exists."""
     gateway: GatewayState = request.app.state.gateway
-    if not gateway.mesh.ready():
-        raise not_ready("No route covers all of the model's layers yet; GET /mesh shows the nodes.")
+    missing = gateway.mesh.missing_route()
+    if missing is not None:
+        raise not_ready(f"The mesh cannot serve yet: {missing}")
     return Response(b'{"status":"ready"}', media_type="application/json")

@@ -13,4 +13,5 @@ from gateway.state import GatewayState
 async def get_mesh(request: Request[None, None, State]) -> Response[bytes]:
     """The mesh as the gateway sees it now."""
     gateway: GatewayState = request.app.state.gateway
+    await gateway.mesh.refresh()
     return Response(json_bytes(gateway.mesh.snapshot()), media_type="application/json")

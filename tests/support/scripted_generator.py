@@ -86,12 +86,17 @@ async def _perform(step: Step) -> None:
 class ScriptedMesh:
     """Implements `gateway.state.MeshView`."""
 
-    is_ready: bool = True
+    missing: str | None = None
+    refreshed: int = 0
     content: dict[str, Any] = field(default_factory=lambda: {"nodes": [], "links": []})
 
-    def ready(self) -> bool:
-        """Whether a full route exists."""
-        return self.is_ready
+    def missing_route(self) -> str | None:
+        """Why no full route exists."""
+        return self.missing
+
+    async def refresh(self) -> None:
+        """Count the call."""
+        self.refreshed += 1
 
     def snapshot(self) -> dict[str, Any]:
         """The content of GET /mesh."""

@@ -1,0 +1,154 @@
+"""`python -m gateway`: HTTP on one side, the nodes of one model on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+import uuid
+from typing import Any
+
+import click
+import uvloop
+from transformers.utils import logging as transformers_logging
+
+from gateway.app import create_app
+from gateway.generation import create_generator
+from gateway.mesh import create_mesh
+from gateway.mesh_view import MeshView
+from gateway.options import gateway_options, read_settings
+from gateway.server import create_server, ended_by_signals, http_url, listen
+from gateway.settings import GatewaySettings, SettingError
+from gateway.state import GatewayState, ServedModel
+from gateway.tokenizer import ChatTokenizer, TokenizerError, load_tokenizer
+from shared.cli.display import open_display
+from shared.clock import SystemClock
+from shared.log import configure_logging
+from shared.models.errors import ModelUnavailable
+from shared.models.folder import ModelFolder, read_config
+from shared.models.source import resolve_model
+from shared.parent_watch import exit_with_parent as start_parent_watch
+
+EXIT_BAD_SETTING = 2
+EXIT_INTERRUPTED = 130
+
+
+HELP = """Serve one model to OpenAI clients from nodes that hold its layers between them.
+
+Two halves of a model of 24 layers, on one machine:
+
+\b
+  python -m shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
+  python -m shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
+  python -m gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
+
+Clients then use http://127.0.0.1:8000/v1 as their base_url. GET /readyz answers 200 once the nodes cover all
+layers, and GET /mesh shows them. It ends with 0 when told to, with 2 when a setting is wrong.
+"""
+
+
+@click.command("gateway", help=HELP, context_settings={"show_default": True, "max_content_width": 110})
+@gateway_options
+def command(**options: Any) -> int:
+    """Read settings, model and tokenizer, then serve. `HELP` is what people see."""
+    if options["exit_with_parent"]:
+        start_parent_watch()
+    log_format = options["log_format"]
+    configure_logging(level=options["log_level"], json=None if log_format == "auto" else log_format == "json")
+    transformers_logging.set_verbosity_error()
+    settings = read_settings(options)
+    folder = find_model(settings)
+    tokenizer = read_tokenizer(settings, folder)
+    try:
+        listener = listen(settings.host, settings.port)
+    except OSError as error:
+        raise SettingError("--port", f"{settings.host}:{settings.port}: {error.strerror or error}") from error
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        loop.run(serve(settings, folder, tokenizer, listener))
+    return 0
+
+
+def find_model(settings: GatewaySettings) -> ModelFolder:
+    """The model's folder, fetched and converted with progress shown if need be.
+
+    Raises:
+        SettingError: There is no such model, or it cannot be had.
+    """
+    try:
+        with open_display() as display:
+            return resolve_model(settings.model, cache_dir=settings.cache_dir, progress=display.show)
+    except ModelUnavailable as error:
+        raise SettingError("--model", error.message) from error
+
+
+def read_tokenizer(settings: GatewaySettings, folder: ModelFolder) -> ChatTokenizer:
+    """The model's tokenizer.
+
+    Raises:
+        SettingError: It cannot be used.
+    """
+    try:
+        return load_tokenizer(folder.path, context_len=settings.context_len)
+    except (TokenizerError, ModelUnavailable) as error:
+        raise SettingError("--model", error.message) from error
+
+
+async def serve(
+    settings: GatewaySettings, folder: ModelFolder, tokenizer: ChatTokenizer, listener: socket.socket
+) -> None:
+    """Run the gateway until it is told to end: first HTTP drains, then the links close."""
+    clock = SystemClock()
+    gateway_id = f"gateway-{socket.gethostname()[:32]}-{uuid.uuid4().hex[:6]}"
+    mesh = create_mesh(
+        settings.nodes, gateway_id=gateway_id, model=folder.fingerprint, token=settings.mesh_token, clock=clock
+    )
+    generator = create_generator(
+        mesh,
+        model=folder.fingerprint,
+        num_layers=read_config(folder.path).num_layers,
+        encode_text=tokenizer.encode_text,
+        settings=settings.generation,
+        clock=clock,
+    )
+    state = GatewayState(
+        model=ServedModel(
+            names=settings.served_names or (folder.name,), fingerprint=folder.fingerprint, created=int(time.time())
+        ),
+        tokenizer=tokenizer,
+        generator=generator,
+        mesh=MeshView(mesh, generator, clock=clock),
+        api_keys=settings.api_keys,
+        cors_origins=settings.cors_origins,
+        body_bytes_max=settings.body_bytes_max,
+        stream_limits=settings.stream_limits,
+        clock=clock,
+    )
+    server = create_server(create_app(state), drain_s=settings.drain_s)
+    async with asyncio.TaskGroup() as tasks:
+        links = tasks.create_task(mesh.run())
+        click.echo(f"listening on {http_url(listener)}")
+        with ended_by_signals(server):
+            await server.serve(sockets=[listener])
+        links.cancel()
+
+
+def main() -> int:
+    """Run the command; what is wrong with a setting is one line that names it."""
+    try:
+        return int(command.main(prog_name="python -m gateway", standalone_mode=False) or 0)
+    except click.UsageError as error:
+        return _refuse(error.format_message())
+    except SettingError as error:
+        return _refuse(str(error))
+    except click.Abort:
+        return EXIT_INTERRUPTED
+
+
+def _refuse(reason: str) -> int:
+    click.echo(f"error: {' '.join(reason.split())}", err=True)
+    return EXIT_BAD_SETTING
+
+
+if __name__ == "__main__":
+    sys.exit(main())

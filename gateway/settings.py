@@ -1,0 +1,117 @@
+"""What a gateway is told at its start, and what is wrong with it. Read from flags by `gateway.options`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.chat_response import StreamLimits
+from gateway.generation import GenerationSettings
+
+_SIZE = re.compile(r"(\d+)\s*(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)
+_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NODE_URL = re.compile(r"wss?://[^/\s]+(/\S*)?")
+_HOST_PORT = re.compile(r"([^/:\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+
+
+class SettingError(ValueError):
+    """A setting that cannot be served; names the flag and says why."""
+
+    def __init__(self, flag: str, reason: str) -> None:
+        super().__init__(f"{flag}: {reason}")
+        self.flag = flag
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Everything that a flag or a variable sets.
+
+    Args:
+        model: Folder, file, hub id or catalogue name.
+        cache_dir: Where fetched and converted models are kept; None for the platform's folder.
+        served_names: Names under which callers ask for the model; empty for its own.
+        context_len: Overrides the window that the model's config names.
+        nodes: Addresses of nodes.
+        mesh_token: What the gateway presents to nodes.
+        host: Address to listen on.
+        port: 0 lets the kernel choose.
+        api_keys: What callers present; empty admits all.
+        cors_origins: Web pages that may call; empty as `gateway.cors` says.
+        insecure: Listen beyond loopback without an API key and a mesh token.
+        body_bytes_max: The largest request body.
+        stream_limits: How long a stream may be silent.
+        generation: Bounds of generations.
+        drain_s: How long calls may go on once the gateway was asked to end.
+    """
+
+    model: str
+    cache_dir: Path | None
+    served_names: tuple[str, ...]
+    context_len: int | None
+    nodes: tuple[str, ...]
+    mesh_token: str | None
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    cors_origins: tuple[str, ...]
+    insecure: bool
+    body_bytes_max: int
+    stream_limits: StreamLimits
+    generation: GenerationSettings
+    drain_s: float
+
+    def check(self) -> None:
+        """Check what no single flag can tell.
+
+        Raises:
+            SettingError: Listening beyond loopback for everyone.
+        """
+        if self.insecure or is_loopback(self.host):
+            return
+        absent = [
+            flag for flag, value in (("--api-key", self.api_keys), ("--mesh-token", self.mesh_token)) if not value
+        ]
+        if absent:
+            raise SettingError(
+                "--host",
+                f"{self.host} is beyond this machine, where anyone could use the mesh: "
+                f"give {' and '.join(absent)}, or --insecure if that is meant",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_node_url(text: str) -> str:
+    """Read a node's address: ``ws://host:9001``, ``wss://host/path``, or ``host:9001``.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if _NODE_URL.fullmatch(text):
+        return text
+    if _HOST_PORT.fullmatch(text):
+        return f"ws://{text}"
+    raise ValueError(f"must look like ws://127.0.0.1:9001 or 127.0.0.1:9001, got {text!r}")
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: ``1073741824``, ``512M``, ``2GiB`` (powers of 1,024).
+
+    Raises:
+        ValueError: If it is no size above 0.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise ValueError(f"must be a number of bytes above 0 such as 512M or 2G, got {text!r}")
+    return int(match[1]) * _SIZE_UNITS[(match[2] or "").upper()]
