@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -188,12 +188,16 @@ def _make_durable(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
+def _option(flag: str, variable: str, help: str, **settings: Any) -> Callable[[Any], Any]:  # noqa: A002 - click's word
+    return click.option(flag, envvar=f"MESHNET_CONVERT_{variable}", show_envvar=True, help=help, **settings)
+
+
 @click.command(context_settings={"show_default": True})
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice(STORED_DTYPES), default=DEFAULT_DTYPE, help="Element type of the weights.")
-@click.option("--progress-json", is_flag=True, help="Print progress as JSON lines, for a parent process.")
-@click.option("--exit-with-parent", is_flag=True, help="End when the process that started this one is gone.")
+@_option("--dtype", "DTYPE", "Element type of the weights.", type=click.Choice(STORED_DTYPES), default=DEFAULT_DTYPE)
+@_option("--progress-json", "PROGRESS_JSON", "Print progress as JSON lines, for a parent process.", is_flag=True)
+@_option("--exit-with-parent", "EXIT_WITH_PARENT", "End when the process that started this one is gone.", is_flag=True)
 def main(source: Path, destination: Path, dtype: str, *, progress_json: bool, exit_with_parent: bool) -> None:
     """Turn the GGUF file SOURCE into the Hugging Face folder DESTINATION.
 

@@ -20,6 +20,8 @@ POLL_INTERVAL_S = 0.5
 LEAVE_TIMEOUT_S = 5.0
 """How long an orderly end may take once the parent is gone."""
 EXIT_CODE = 1
+PARENT_PID_VARIABLE = "MESHNET_PARENT_PID"
+"""Set by a parent for its child, so that a parent that dies before the child first looks is missed too."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +63,8 @@ def exit_with_parent() -> None:
     Once the parent is gone this process gets a SIGTERM from itself, and is ended `LEAVE_TIMEOUT_S` later if it
     has not ended by then.
     """
-    watch = ParentWatch(parent=os.getppid(), gone=_leave)
+    parent = int(os.environ.pop(PARENT_PID_VARIABLE, os.getppid()))  # popped: it is not for our own children
+    watch = ParentWatch(parent=parent, gone=_leave)
     if sys.platform == "linux":
         signal.signal(signal.SIGURG, lambda *_: watch.check())
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGURG), 0, 0, 0)

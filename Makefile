@@ -1,0 +1,70 @@
+# meshnet: `make` shows what there is. Everything happens in $(VENV); nothing else of the machine is changed.
+
+VENV ?= .venv
+# Torch is installed first and alone: a newer one may pull gigabytes. On Linux without an NVIDIA card,
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu fetches the small build instead of the one with CUDA.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+# Which Python makes the environment; found if not given.
+PYTHON ?=
+
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+RUN_STAMP = $(VENV)/.installed-run
+DEV_STAMP = $(VENV)/.installed-dev
+# make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
+UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
+  $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
+
+.PHONY: help up pull test check lint format docs bench clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= THREADS= DTYPE= DEVICE=
+	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet up --exit-with-parent $(UP_FLAGS)
+
+pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
+	@$(VENV)/bin/meshnet pull $(MODEL)
+
+test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 adds those that need the default model.
+	$(VENV)/bin/python -m pytest
+
+check: lint ## What a change must pass: style, types, import contracts, tests.
+	$(MAKE) test
+
+lint: $(DEV_STAMP) ## Style, types and import contracts.
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(DEV_STAMP) ## Let ruff lay out the code.
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+docs: $(DEV_STAMP) ## Write docs/settings.md from the commands' flags.
+	$(VENV)/bin/python -m tests.support.settings_docs > docs/settings.md
+
+bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
+	$(VENV)/bin/python -m benchmarks
+
+clean: ## Remove the environment. Models stay in the cache folder.
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	@set -e; python=$$(sh tools/find-python.sh $(PYTHON)); echo "creating $(VENV) with $$python"; \
+	"$$python" -m venv $(VENV) || { rm -rf $(VENV); \
+	echo "error: $$python cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(VENV)/.torch: | $(VENV)/bin/python
+	$(PIP) install '$(TORCH)' $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)')
+	@touch $@
+
+$(RUN_STAMP): pyproject.toml | $(VENV)/.torch
+	$(PIP) install -e '.[gateway,shard]'
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml | $(VENV)/.torch
+	$(PIP) install -e '.[gateway,shard,dev]'
+	@touch $@ $(RUN_STAMP)

@@ -1,0 +1,103 @@
+"""`meshnet`: the front door. `up` and `pull` live here; `gateway` and `shard` hand over to their own programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shared.cli.options import cache_dir_option, model_argument, refresh_option, up_options
+from shared.models.catalogue import CATALOGUE
+
+_HAND_OVER = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@click.group(context_settings={"max_content_width": 110, "show_default": True})
+def main() -> None:
+    """Serve one language model from many machines, behind an OpenAI API.
+
+    \b
+    On one machine, from nothing:      meshnet up
+    On several, one node on each:      meshnet shard --model MODEL --layers 0:12 --listen HOST:PORT
+    and a gateway in front of them:    meshnet gateway --model MODEL --node ws://HOST:PORT --node ...
+
+    Every flag can also be set by the MESHNET_… variable named beside it.
+    """  # noqa: D301 - click reads the backspace as "keep these lines"
+
+
+@main.command()
+@up_options
+def up(**options: Any) -> None:
+    """Serve a model on this machine: a gateway and nodes that share its layers.
+
+    Fetches the model and converts it if that has not been done, shows how far it is, and prints how to talk to it.
+    Ctrl-C or SIGTERM ends every process; if a process dies, its last lines are shown and the rest is ended.
+
+    \b
+    meshnet up                                   the default chat model on two nodes
+    meshnet up --nodes 3 --port 9000             on three, elsewhere
+    meshnet up --model Qwen/Qwen2.5-1.5B-Instruct
+    meshnet up --model ./my-model.gguf --dtype float32
+    """  # noqa: D301 - as above
+    from shared.cli.plan import UpSettings  # noqa: PLC0415 - --help should not wait for imports
+    from shared.cli.up import run_up  # noqa: PLC0415 - as above
+    from shared.parent_watch import exit_with_parent  # noqa: PLC0415 - as above
+
+    if options.pop("exit_with_parent"):
+        exit_with_parent()
+    log_format = "text" if sys.stderr.isatty() else "json"
+    has_api_keys = bool(os.environ.get("MESHNET_API_KEYS"))
+    settings = UpSettings(**options, log_format=log_format, has_api_keys=has_api_keys)
+    sys.exit(run_up(settings))
+
+
+@main.command()
+@model_argument
+@cache_dir_option
+@refresh_option
+def pull(model: str, cache_dir: Path | None, *, refresh: bool) -> None:
+    """Fetch MODEL, convert it if it is a GGUF, and print its folder.
+
+    MODEL is a hub id such as owner/name, a catalogue name, a .gguf file or a Hugging Face folder; the default chat
+    model unless given. An interrupted download goes on where it was.
+    """
+    from shared.cli.pull import run_pull  # noqa: PLC0415 - --help should not wait for imports
+
+    run_pull(model, cache_dir, refresh=refresh)
+
+
+@main.command()
+def catalogue() -> None:
+    """List the models that have a short name, their terms, and where they are looked for, in order."""
+    for entry in CATALOGUE:
+        click.echo(f"{entry.name}\n  also      {', '.join(entry.aliases)}")
+        click.echo(f"  licence   {entry.licence}\n  sha256    {entry.sha256}")
+        for source in entry.sources:
+            click.echo(f"  from      {source}")
+
+
+@main.command(context_settings=_HAND_OVER)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def gateway(arguments: tuple[str, ...]) -> None:
+    """Run a gateway; `meshnet gateway --help` shows its flags."""
+    become("gateway", arguments)
+
+
+@main.command(context_settings=_HAND_OVER)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def shard(arguments: tuple[str, ...]) -> None:
+    """Run a node; `meshnet shard --help` shows its flags."""
+    become("shard", arguments)
+
+
+def become(module: str, arguments: tuple[str, ...]) -> None:
+    """Replace this process by ``python -m module``: same process id, same terminal, no import across packages."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - our own interpreter
+
+
+if __name__ == "__main__":
+    main(prog_name="meshnet")

@@ -1,0 +1,87 @@
+"""What `meshnet up` decides before it starts anything: ranges, threads, commands. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.layers import LayerRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """What a user asked for.
+
+    Args:
+        model: Folder, file, hub id or catalogue name.
+        nodes: How many nodes share the model.
+        host: Where the gateway listens.
+        port: Its port.
+        threads: Compute threads of each node; None divides the machine's cores.
+        dtype: As the node's flag.
+        device: As the node's flag.
+        cache_dir: Where models are kept; None is the platform's cache folder.
+        log_level: Of every process.
+        log_format: Of every process: ``text`` or ``json``.
+        insecure: Let the gateway listen beyond this machine without keys.
+        has_api_keys: Whether clients must present a key, so that what is printed says so.
+    """
+
+    model: str
+    nodes: int
+    host: str
+    port: int
+    threads: int | None
+    dtype: str
+    device: str
+    cache_dir: Path | None
+    log_level: str
+    log_format: str
+    insecure: bool
+    has_api_keys: bool
+
+    @property
+    def base_url(self) -> str:
+        """Where a client on this machine reaches the gateway."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}"
+
+
+def threads_per_node(cores: int, nodes: int) -> int:
+    """Each node's share of the cores, at least one."""
+    return max(1, cores // nodes)
+
+
+def node_command(settings: UpSettings, index: int, layers: LayerRange, threads: int) -> list[str]:
+    """How the node of this index is started; the kernel chooses its port."""
+    return [
+        *(sys.executable, "-m", "shard"),
+        *("--model", settings.model),
+        *("--layers", str(layers)),
+        *("--listen", "127.0.0.1:0"),
+        *("--node-id", f"node-{index}"),
+        *("--device", settings.device),
+        *("--dtype", settings.dtype),
+        *("--threads", str(threads)),
+        *_common_flags(settings),
+    ]
+
+
+def gateway_command(settings: UpSettings, node_urls: Sequence[str]) -> list[str]:
+    """How the gateway is started."""
+    return [
+        *(sys.executable, "-m", "gateway"),
+        *("--model", settings.model),
+        *("--host", settings.host),
+        *("--port", str(settings.port)),
+        *(flag for url in node_urls for flag in ("--node", url)),
+        *(["--insecure"] if settings.insecure else []),
+        *_common_flags(settings),
+    ]
+
+
+def _common_flags(settings: UpSettings) -> list[str]:
+    flags = ["--log-level", settings.log_level, "--log-format", settings.log_format, "--exit-with-parent"]
+    return flags if settings.cache_dir is None else [*flags, "--cache-dir", str(settings.cache_dir)]

@@ -1,0 +1,165 @@
+"""`meshnet up`: one command from nothing to a served model on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+
+import click
+
+from shared.cli.children import ChildFailed
+from shared.cli.display import Display, open_display
+from shared.cli.fleet import STOP_SIGNALS, LocalFleet, StartStalled, stop_signals
+from shared.cli.plan import UpSettings, threads_per_node
+from shared.cli.welcome import ready_text
+from shared.layers import LayerRange, split_evenly
+from shared.models.errors import ModelUnavailable
+from shared.models.folder import ModelFolder, read_config
+from shared.models.source import resolve_model
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def run_up(settings: UpSettings) -> int:
+    """Fetch the model, start everything, serve until a signal or a failure, end everything.
+
+    Returns:
+        The exit code: 0 when a signal ended it, 1 when a process died, 130 when interrupted before it served.
+
+    Raises:
+        click.ClickException: What the user asked for cannot be had; says why.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    started_at = time.monotonic()
+    try:
+        require_free_port(settings.host, settings.port)
+        with open_display() as display:
+            model = _find_model(settings, display)
+        ranges = _ranges(model, settings.nodes)
+        return asyncio.run(_serve(settings, ranges, started_at))
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Whether the gateway will be able to listen, asked before minutes are spent on the rest.
+
+    Raises:
+        click.ClickException: Naming the port and how to choose another.
+    """
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with socket.socket(infos[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(infos[0][4])
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen on {host} port {port} ({error.strerror or error}); "
+            f"choose another: make up PORT={port + 1}, or meshnet up --port {port + 1}"
+        ) from error
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _find_model(settings: UpSettings, display: Display) -> ModelFolder:
+    try:
+        return resolve_model(settings.model, cache_dir=settings.cache_dir, progress=display.show)
+    except ModelUnavailable as error:
+        raise click.ClickException(error.message) from error
+
+
+def _ranges(model: ModelFolder, nodes: int) -> list[LayerRange]:
+    num_layers = read_config(model.path).num_layers
+    if nodes > num_layers:
+        raise click.ClickException(f"{model.name} has {num_layers} layers, so at most that many nodes, not {nodes}")
+    return split_evenly(num_layers, nodes)
+
+
+async def _serve(settings: UpSettings, ranges: list[LayerRange], started_at: float) -> int:
+    threads = settings.threads or threads_per_node(usable_cores(), len(ranges))
+    output = Output(verbose=settings.log_level == "debug")
+    fleet = LocalFleet(settings, ranges, threads, output.child_line)
+    async with stop_signals() as signals:
+        serving = asyncio.create_task(_start_and_watch(fleet, settings, output, started_at))
+        stopping = asyncio.create_task(signals.get())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            click.echo(f"\nstopping ({stopping.result().name}; once more to end at once) …", err=True)
+        try:
+            await _stop_all(fleet, signals, serving)
+        finally:
+            stopping.cancel()
+        return EXIT_FAILED if _has_failed(serving) else 0
+
+
+async def _start_and_watch(fleet: LocalFleet, settings: UpSettings, output: Output, started_at: float) -> None:
+    """Start, say that it is ready, and stay until a process ends."""
+    with open_display() as display:
+        output.display = display
+        await fleet.start()
+        mesh = await fleet.wait_ready(display)
+    output.display = None
+    output.verbose = True
+    click.echo(ready_text(settings, mesh, time.monotonic() - started_at))
+    await fleet.wait_failure()
+
+
+async def _stop_all(fleet: LocalFleet, signals: asyncio.Queue[signal.Signals], serving: asyncio.Task[None]) -> None:
+    """End every process in order; a further signal ends them at once."""
+    serving.cancel()
+    await asyncio.wait({serving})
+    stopping = asyncio.create_task(fleet.stop())
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+    if again.done():
+        fleet.kill()
+    again.cancel()
+    await stopping
+
+
+def _has_failed(serving: asyncio.Task[None]) -> bool:
+    """Whether serving ended by itself; then the reason is printed."""
+    if serving.cancelled():
+        return False
+    error = serving.exception()
+    if isinstance(error, ChildFailed):
+        click.echo(f"\nerror: {error}. Its last lines:", err=True)
+        for line in error.tail or ["(it printed nothing)"]:
+            click.echo(f"  {line}", err=True)
+    elif isinstance(error, StartStalled):
+        click.echo(f"\nerror: {error}", err=True)
+    elif error is not None:
+        raise error
+    return True
+
+
+class Output:
+    """Where the children's lines go: nowhere while bars are drawn, unless asked for; then to standard error.
+
+    Args:
+        verbose: Show lines also while starting.
+    """
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.verbose = verbose
+        self.display: Display | None = None
+
+    def child_line(self, name: str, line: str) -> None:
+        """Show a line with its process's name before it."""
+        if not self.verbose:
+            return
+        text = f"{name:<8} | {line}"
+        if self.display is not None:
+            self.display.say(text)
+        else:
+            click.echo(text, file=sys.stderr)

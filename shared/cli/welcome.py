@@ -1,0 +1,66 @@
+"""What `meshnet up` prints once it serves: what runs, and two ways to talk to it that work as pasted. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.cli.plan import UpSettings
+
+_CURL = """\
+curl {base_url}/v1/chat/completions \\
+  -H "content-type: application/json" \\
+{auth}  -d '{{"model": "{model}", "stream": true, "temperature": 0.2,
+       "messages": [{{"role": "user", "content": "Write a Python function that reverses a string."}}]}}'
+"""
+
+_PYTHON = """\
+from openai import OpenAI
+
+client = OpenAI(base_url="{base_url}/v1", api_key="{api_key}")
+stream = client.chat.completions.create(
+    model="{model}",
+    messages=[{{"role": "user", "content": "Write a Python function that reverses a string."}}],
+    temperature=0.2,
+    stream=True,
+)
+for chunk in stream:
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+"""
+
+YOUR_KEY = "YOUR-API-KEY"
+
+
+def ready_text(settings: UpSettings, mesh: dict[str, Any], elapsed_s: float) -> str:
+    """The text.
+
+    Args:
+        settings: What was asked for.
+        mesh: The answer to ``GET /mesh``.
+        elapsed_s: Seconds since the command began.
+    """
+    nodes = mesh["nodes"]
+    model = next((node["model_name"] for node in nodes if node.get("model_name")), settings.model)
+    values = {
+        "base_url": settings.base_url,
+        "model": model,
+        "auth": f'  -H "authorization: Bearer {YOUR_KEY}" \\\n' if settings.has_api_keys else "",
+        "api_key": YOUR_KEY if settings.has_api_keys else "not-needed",
+    }
+    plural = "node" if len(nodes) == 1 else "nodes"
+    return "\n".join(
+        [
+            f"\nready after {elapsed_s:.1f} s: {model}, {mesh['num_layers']} layers on {len(nodes)} {plural}",
+            *(_node_line(node) for node in nodes),
+            f"\nbase_url  {settings.base_url}/v1",
+            f"figures   {settings.base_url}/mesh",
+            f"\n# --- in a shell\n{_CURL.format(**values)}",
+            f"# --- in Python, after: pip install openai\n{_PYTHON.format(**values)}",
+            "Ctrl-C ends every process.",
+        ]
+    )
+
+
+def _node_line(node: dict[str, Any]) -> str:
+    start, end = node["layers"]
+    return f"  {node['id']:<8} layers {start:>3} to {end - 1:<3} {node['device']} {node['dtype']}, pid {node['pid']}"
