@@ -21,7 +21,7 @@ from shared.handshake import VERSIONS, check_hello, choose_version
 from shared.link import WebSocketTransport, accept
 from shared.messages import Hello, Refused, Welcome
 from shared.version import SOFTWARE
-from shared.websocket import websocket_options
+from shared.websocket import listen_options
 
 PEERS_MAX = 64
 """Gateways, and nodes that push to this one; each may hold a few frames in memory."""
@@ -63,7 +63,7 @@ class NodeServer:
             process_request=self._answer_http,
             open_timeout=HTTP_OPEN_TIMEOUT_S,
             server_header=None,
-            **websocket_options(self._limits),
+            **listen_options(self._limits),
         )
         try:
             yield server, next(iter(server.sockets)).getsockname()[1]

@@ -38,7 +38,7 @@ _CLOSE_CODES = {1009: "frame_too_large", 1008: "refused", 1002: "protocol_error"
 
 
 def websocket_options(limits: FrameLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """Keyword arguments that `websockets` `connect` and `serve` take for a link.
+    """Keyword arguments that `websockets` takes for a link, whichever side it is.
 
     Compression is off (hidden states do not compress), and so are pings (our heartbeat carries more).
     """
@@ -50,6 +50,15 @@ def websocket_options(limits: FrameLimits = DEFAULT_LIMITS) -> dict[str, Any]:
         "ping_interval": None,
         "close_timeout": CLOSE_TIMEOUT_S,
     }
+
+
+def listen_options(limits: FrameLimits = DEFAULT_LIMITS) -> dict[str, Any]:
+    """Keyword arguments for `serve`: as `websocket_options`, and no browser may open a link.
+
+    A browser lets any page dial any address, loopback included, but always names the page's origin. A
+    link never has one.
+    """
+    return {**websocket_options(limits), "origins": [None]}
 
 
 class WebSocketTransport:

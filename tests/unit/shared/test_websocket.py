@@ -7,11 +7,13 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
 from shared.errors import DeadlineExceeded, FrameError, LinkClosed
 from shared.frame import FrameLimits
@@ -28,6 +30,7 @@ from shared.websocket import (
     WebSocketTransport,
     cut_fragments,
     is_loopback,
+    listen_options,
     websocket_options,
 )
 from tests.support.link_proxy import LinkProxy
@@ -53,7 +56,7 @@ async def listening(use: Use, limits: FrameLimits | None = None) -> AsyncIterato
         transport = WebSocketTransport(connection)
         await use(await accept(transport, answer=lambda _: Welcome(version=1, peer="n"), limits=limits))
 
-    async with serve(handle, "127.0.0.1", 0, **websocket_options(limits)) as server:
+    async with serve(handle, "127.0.0.1", 0, **listen_options(limits)) as server:
         yield server.sockets[0].getsockname()[1]
 
 
@@ -149,6 +152,20 @@ async def test_nothing_long_is_buffered_for_who_has_not_shown_a_token():
         with contextlib.suppress(ConnectionClosed):
             await client.send(bytes(HANDSHAKE_BYTES_MAX + 1))
         assert (await seen).code == "frame_too_large"
+
+
+async def test_a_page_in_a_browser_cannot_open_a_link():
+    """A request that names an origin is refused before anything is read, whatever the origin."""
+
+    async def handle(_connection: ServerConnection) -> None:
+        raise AssertionError("a browser got in")
+
+    async with serve(handle, "127.0.0.1", 0, **listen_options()) as server:
+        port = server.sockets[0].getsockname()[1]
+        for origin in ("null", "https://evil.example", f"http://127.0.0.1:{port}"):
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(url(port), proxy=None, origin=Origin(origin))
+            assert caught.value.response.status_code == HTTPStatus.FORBIDDEN
 
 
 async def test_a_text_message_is_no_frame():
