@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
 import torch
 
 from shard.loader import load_stage
 from shard.settings import NodeSettings
 from shard.stage_runner import StageRunner
-
-log = structlog.stdlib.get_logger(__name__)
 
 
 def load_runner(settings: NodeSettings, folder: Path, progress: Callable[[int, int], None]) -> StageRunner:
@@ -22,7 +19,6 @@ def load_runner(settings: NodeSettings, folder: Path, progress: Callable[[int, i
         LoadFailed: The range cannot be loaded.
     """
     torch.set_num_threads(settings.threads)  # of this thread's operators
-    stage = load_stage(folder, settings.layers, device=settings.device, dtype=settings.dtype, progress=progress)
-    if not stage.supports_kv_cache:
-        log.warning("kv_cache.unsupported", reason=stage.no_cache_reason, consequence="every step is a prefill")
-    return StageRunner(stage)
+    return StageRunner(
+        load_stage(folder, settings.layers, device=settings.device, dtype=settings.dtype, progress=progress)
+    )

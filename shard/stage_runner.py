@@ -30,6 +30,7 @@ class StageRunner:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._vocab_size: int = stage.config.get_text_config(decoder=True).vocab_size
 
     @property
     def layers(self) -> LayerRange:
@@ -82,7 +83,7 @@ class StageRunner:
         return self._stage.new_cache()
 
     def check(self, step: Step, tensors: Mapping[str, WireTensor]) -> None:
-        """Look at what can be judged before computing; the stage itself judges ids and the boundary's shape.
+        """Look at what can be judged before computing; the stage itself compares the boundary's shape.
 
         Raises:
             StepFailed: `bad_step`, naming the tensor.
@@ -92,6 +93,7 @@ class StageRunner:
             _check_kind("token_ids", token_ids, _INTEGERS)
             if token_ids.shape != (1, step.new_len):
                 raise _bad_shape("token_ids", token_ids, f"[1, {step.new_len}]")
+            _check_ids(token_ids, self._vocab_size)
         if self._stage.is_first:
             if token_ids is None:
                 raise _bad_step("token_ids", "is missing, and this is the first hop")
@@ -154,6 +156,13 @@ def _as_stage_cache(cache: HeldCache | None) -> StageCache | None:
 def _check_kind(name: str, tensor: WireTensor, kinds: tuple[str, ...]) -> None:
     if tensor.dtype not in kinds:
         raise _bad_step(name, f"must be one of {', '.join(kinds)}, got {tensor.dtype}")
+
+
+def _check_ids(token_ids: WireTensor, vocab_size: int) -> None:
+    """An id without an embedding ends a CUDA context, not just the step."""
+    lowest, highest = (int(bound) for bound in to_torch(token_ids).aminmax())
+    if lowest < 0 or highest >= vocab_size:
+        raise _bad_step("token_ids", f"must be from 0 to {vocab_size - 1}, got {lowest} to {highest}")
 
 
 def _bad_shape(name: str, tensor: WireTensor, expected: str) -> StepFailed:

@@ -20,91 +20,28 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
 
-from shard.node import LoadRunner, Node, Progress, stopped_by_signals
-from shard.service import NodeService, ServedModel
+from shard.node import LoadRunner, Progress, stopped_by_signals
 from shard.settings import Address, KvLimits
-from shared.clock import Clock, SystemClock
 from shared.layers import LayerRange
 from shared.log import configure_logging
 from shared.parent_watch import exit_with_parent
 from tests.support.fake_runner import FakeRunner
+from tests.support.live_node import LiveNode, create_node, running_node
 
 FINGERPRINT = "fake-model"
-START_TIMEOUT_S = 10.0
 
 
 @dataclass
-class FakeNode:
-    """A node that runs in this process's event loop."""
+class FakeNode(LiveNode):
+    """A node of hashes in this process's event loop; what it computes is within reach."""
 
-    node: Node
     runner: FakeRunner
-    task: asyncio.Task[int] = field(init=False)
-    address: Address = field(init=False)
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"ws://{self.address}"
-
-    @property
-    def service(self) -> NodeService:
-        """Its state and figures."""
-        return self.node.service
-
-    def forget_all(self) -> int:
-        """Lose every session, as a restart would; returns how many."""
-        store = self.service.store
-        assert store is not None
-        sessions = list(store._listed)
-        for session in sessions:
-            store.release(session)
-        return len(sessions)
-
-    async def crash(self) -> None:
-        """Go without drain: links are closed, sessions are lost."""
-        self.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.task
-
-
-def create_fake_node(
-    runner: FakeRunner,
-    *,
-    address: Address,
-    announce: Callable[[Address], None],
-    node_id: str = "",
-    token: str | None = None,
-    fingerprint: str = FINGERPRINT,
-    limits: KvLimits | None = None,
-    clock: Clock | None = None,
-    load: LoadRunner | None = None,
-    drain_timeout_s: float = 2.0,
-) -> Node:
-    """Wire a node around a fake runner. Needs a running event loop."""
-    clock = clock or SystemClock()
-    service = NodeService(
-        node_id=node_id or f"fake-{runner.layers.start}-{runner.layers.end}",
-        model=ServedModel(fingerprint=fingerprint, name="fake", num_layers=runner.num_layers),
-        layers=runner.layers,
-        limits=limits or KvLimits(bytes_max=1 << 20),
-        clock=clock,
-    )
-    return Node(
-        service=service,
-        address=address,
-        token=token,
-        load=load or (lambda _progress: runner),
-        clock=clock,
-        drain_timeout_s=drain_timeout_s,
-        announce=announce,
-    )
 
 
 @contextlib.asynccontextmanager
@@ -112,44 +49,15 @@ async def running_fake_node(
     layers: str = "0:4",
     *,
     num_layers: int = 4,
-    port: int = 0,
     runner: FakeRunner | None = None,
-    wait_ready: bool = True,
-    node_id: str = "",
-    token: str | None = None,
-    fingerprint: str = FINGERPRINT,
-    limits: KvLimits | None = None,
-    clock: Clock | None = None,
     load: LoadRunner | None = None,
+    **settings: Any,
 ) -> AsyncIterator[FakeNode]:
-    """A node in this process; by default it is ready when the block is entered. It ends with the block."""
+    """A node in this process, as `running_node` makes it, over this runner or a plain one."""
     runner = runner or FakeRunner(LayerRange.parse(layers), num_layers)
-    listening: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-    node = create_fake_node(
-        runner,
-        address=Address("127.0.0.1", port),
-        announce=listening.set_result,
-        node_id=node_id,
-        token=token,
-        fingerprint=fingerprint,
-        limits=limits,
-        clock=clock,
-        load=load,
-    )
-    fake = FakeNode(node, runner)
-    fake.task = asyncio.create_task(node.run())
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            started: list[asyncio.Future[Any]] = [listening, fake.task]
-            await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-            if fake.task.done():
-                await fake.task
-            fake.address = await listening
-            if wait_ready:
-                await node.loaded.wait()
-        yield fake
-    finally:
-        await fake.crash()
+    load = load or (lambda _progress: runner)
+    async with running_node(load, str(runner.layers), num_layers=runner.num_layers, **settings) as live:
+        yield FakeNode(live.node, live.task, live.address, runner)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -177,27 +85,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 async def run_fake_node(arguments: argparse.Namespace) -> int:
     """Run until signalled; returns the exit code."""
-    clock = SystemClock()
-    runner = FakeRunner(
-        arguments.layers,
-        arguments.num_layers,
-        vocab_size=arguments.vocab_size,
-        step_s=arguments.step_ms / 1000,
-        position_s=arguments.position_ms / 1000,
-        supports_kv_cache=not arguments.rejects_kv_cache,
-        text_tail=arguments.text_tail,
-    )
-
-    def load(progress: Progress) -> FakeRunner:
-        until = clock.monotonic() + arguments.load_s
-        while (left_s := until - clock.monotonic()) > 0:
-            progress(round(100 * (1 - left_s / arguments.load_s)), 100)
-            time.sleep(min(left_s, 0.05))
-        return runner
-
     host, _, port = arguments.listen.rpartition(":")
-    node = create_fake_node(
-        runner,
+    node = create_node(
+        create_loader(arguments),
+        layers=arguments.layers,
+        num_layers=arguments.num_layers,
         address=Address(host, int(port)),
         announce=_announce,
         node_id=arguments.node_id,
@@ -209,12 +101,32 @@ async def run_fake_node(arguments: argparse.Namespace) -> int:
             sessions_max=arguments.kv_max_sessions,
             bytes_max=arguments.kv_max_bytes,
         ),
-        clock=clock,
-        load=load,
         drain_timeout_s=arguments.drain_seconds,
     )
     with stopped_by_signals(node.stop):
         return await node.run()
+
+
+def create_loader(arguments: argparse.Namespace) -> LoadRunner:
+    """What "loads" the runner, in as long as it was told to take."""
+    runner = FakeRunner(
+        arguments.layers,
+        arguments.num_layers,
+        vocab_size=arguments.vocab_size,
+        step_s=arguments.step_ms / 1000,
+        position_s=arguments.position_ms / 1000,
+        supports_kv_cache=not arguments.rejects_kv_cache,
+        text_tail=arguments.text_tail,
+    )
+
+    def load(progress: Progress) -> FakeRunner:
+        until = time.monotonic() + arguments.load_s
+        while (left_s := until - time.monotonic()) > 0:
+            progress(round(100 * (1 - left_s / arguments.load_s)), 100)
+            time.sleep(min(left_s, 0.05))
+        return runner
+
+    return load
 
 
 def _announce(address: Address) -> None:

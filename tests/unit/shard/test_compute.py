@@ -49,10 +49,14 @@ class Bench:
         self.loads: queue.Queue[Exception | None] = queue.Queue()
         self.thread = ComputeThread(
             load=load or (lambda: self.gate),
-            deliver=lambda outcomes: [self.outcomes.put(each) for each in outcomes] and None,
+            deliver=self._deliver,
             loaded=self.loads.put,
         )
         self.thread.start()
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        for each in outcomes:
+            self.outcomes.put(each)
 
     def submit(self, session: str, *, epoch: int = 0, new_len: int = 1, link: object = None) -> QueuedStep:
         """Queue a step."""

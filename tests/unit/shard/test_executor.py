@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -154,12 +155,8 @@ def test_bad_step_is_named_and_disturbs_nobody(wrong: Step, names: str) -> None:
     error = bench.run(wrong, ids=[1, 2, 3])[0].message
     assert isinstance(error, Error)
     assert error.code == "bad_step"
-    pytest.raises(ValueError, _raise_text, error.message).match(names)
+    assert re.search(names, error.message)
     assert bench.result(decode(3, session="other")).cached
-
-
-def _raise_text(text: str) -> None:
-    raise ValueError(text)
 
 
 def test_decode_of_a_wrong_shape_keeps_the_session() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -29,19 +30,19 @@ class Cache:
         return self.length * self.bytes_per_token
 
 
-def prefill(session: str = "s", new_len: int = 4, step_index: int = 0, **fields: object) -> Step:
+def prefill(session: str = "s", new_len: int = 4, step_index: int = 0, **fields: Any) -> Step:
     """A prefill of four positions."""
     return _step(session, "prefill", step_index, new_len=new_len, **fields)
 
 
-def decode(past_len: int, session: str = "s", step_index: int = 1, **fields: object) -> Step:
+def decode(past_len: int, session: str = "s", step_index: int = 1, **fields: Any) -> Step:
     """A decode of one position."""
     return _step(session, "decode", step_index, past_len=past_len, **fields)
 
 
-def _step(session: str, cache: str, step_index: int, **fields: object) -> Step:
+def _step(session: str, cache: Any, step_index: int, **fields: Any) -> Step:
     values = {"layers": LAYERS, "model": "m", **fields}
-    return Step(session=session, cache=cache, step_index=step_index, **values)  # type: ignore[arg-type]
+    return Step(session=session, cache=cache, step_index=step_index, **values)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def store(clock: FakeClock) -> SessionStore:
     return SessionStore(ttl_s=100.0, sessions_max=3, bytes_max=200, clock=clock)
 
 
-def hold(store: SessionStore, session: str = "s", length: int = 4, **fields: object) -> Session:
+def hold(store: SessionStore, session: str = "s", length: int = 4, **fields: Any) -> Session:
     """Prefill a session and commit it."""
     step = prefill(session, new_len=length, **fields)
     cache = Cache()
@@ -110,10 +111,10 @@ def test_unknown_session_is_a_miss(store: SessionStore) -> None:
         ({"model": "other"}, "model_mismatch"),
     ],
 )
-def test_anything_but_the_exact_session_is_a_miss(store: SessionStore, fields: dict[str, object], reason: str) -> None:
+def test_anything_but_the_exact_session_is_a_miss(store: SessionStore, fields: dict[str, Any], reason: str) -> None:
     """Position, range and model must all be the held ones; the miss says which is not, and what is held."""
     hold(store)
-    caught = miss(store, decode(**{"past_len": 4, **fields}))  # type: ignore[arg-type]
+    caught = miss(store, decode(**{"past_len": 4, **fields}))
     assert caught.reason == reason
     assert caught.fields["held_len"] == 4
     assert store.lookup(decode(4)).length == 4
