@@ -19,11 +19,12 @@ from transformers.utils import logging as transformers_logging
 
 from shard.attention import choose_attention
 from shard.device import choose_device, choose_dtype
+from shard.linear import can_pack, pack_linears, packable_weights
 from shard.probe import probe_stage
 from shard.stage import Stage
 from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate
 from shard.weight_map import ModelOutline, TensorEntry, majority_float, range_bytes, select_names
-from shard.window import PassState, describe_model, watch_layers, windowed_class
+from shard.window import PassState, describe_model, open_window, watch_layers, windowed_class
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
 
@@ -42,18 +43,20 @@ class RangePlan:
         model_class: The model's own class.
         outline: How it names its parts.
         layers: The range.
-        entries: The tensors that will be read.
+        entries: The tensors that will be read, by the names of the parameters they become.
+        linears: Names of the weights that only linear layers use.
     """
 
     config: PreTrainedConfig
     model_class: type[PreTrainedModel]
     outline: ModelOutline
     layers: LayerRange
-    entries: tuple[TensorEntry, ...]
+    entries: dict[str, TensorEntry]
+    linears: frozenset[str]
 
     def weight_bytes(self, dtype: torch.dtype | None = None) -> int:
         """Bytes the range takes in memory; without a dtype, in the file."""
-        return range_bytes(self.entries, dtype.itemsize if dtype else None)
+        return range_bytes(self.entries.values(), dtype.itemsize if dtype else None)
 
 
 def plan_range(model_dir: Path, layers: LayerRange) -> RangePlan:
@@ -66,13 +69,17 @@ def plan_range(model_dir: Path, layers: LayerRange) -> RangePlan:
     config = _read_config(model_dir)
     model_class = _causal_class(config)
     with torch.device("meta"):
-        outline = describe_model(model_class(config), config)
+        model = model_class(config)
+    outline = describe_model(model, config)
     if layers.end > outline.num_layers:
         message = f"layer range {layers} reaches past the model's {outline.num_layers} layers"
         raise LoadFailed("range_outside_model", message, layers=str(layers), num_layers=outline.num_layers)
     files = list_tensors(model_dir)
-    entries = locate(model_dir, select_names(files, outline, layers), files)
-    return RangePlan(config, model_class, outline, layers, tuple(entries))
+    load_as = select_names(files, outline, layers)
+    entries = {load_as[entry.name]: entry for entry in locate(model_dir, load_as, files)}
+    with torch.device("meta"):
+        open_window(model, outline, layers, PassState())
+    return RangePlan(config, model_class, outline, layers, entries, packable_weights(model, outline))
 
 
 def load_stage(
@@ -97,9 +104,9 @@ def load_stage(
     """
     plan = plan_range(model_dir, layers)
     where = choose_device(device)
-    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries) or "F32"])
+    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
     state = PassState()
-    with WeightReader(model_dir, plan.entries, progress) as reader, _quiet_transformers():
+    with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
         model = _load_model(plan, state, reader, device=where.device, dtype=kind.dtype)
     watch_layers(model, plan.outline, layers, state)
     weight_bytes = plan.weight_bytes(kind.dtype)
@@ -152,27 +159,42 @@ def _load_model(
 ) -> PreTrainedModel:
     windowed: Any = windowed_class(plan.model_class, plan.outline, plan.layers, state)
     # Models may keep some modules in float32: then transformers itself converts, tensor by tensor.
-    converts_itself = windowed._keep_in_fp32_modules or windowed._keep_in_fp32_modules_strict  # noqa: SLF001
-    target = None if converts_itself else dtype
+    keeps_float32 = bool(windowed._keep_in_fp32_modules or windowed._keep_in_fp32_modules_strict)  # noqa: SLF001
+    packed = plan.linears if can_pack(device, dtype) and not keeps_float32 else frozenset[str]()
+    tensors = {
+        name: torch.zeros((), dtype=dtype).expand(entry.shape)  # takes no memory; read when it is packed
+        if name in packed
+        else _LazyTensor(reader, entry, None if keeps_float32 else dtype)
+        for name, entry in plan.entries.items()
+    }
     try:
         model, info = windowed.from_pretrained(
             None,
             config=plan.config,
-            state_dict={entry.name: _LazyTensor(reader, entry, target) for entry in plan.entries},
+            state_dict=tensors,
             dtype=dtype,
             device_map=None if device.type == "cpu" else {"": device},
             attn_implementation=choose_attention(plan.model_class),
             output_loading_info=True,
             local_files_only=True,
         )
+        _check_complete(info)
+        pack_linears(model, packed, lambda name: _read_plain(model, name, plan, reader, dtype))
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadFailed("out_of_memory", f"layer range {plan.layers} does not fit into memory") from error
     except (RuntimeError, ValueError) as error:
         if reader.failure is not None:
             raise reader.failure from error
         raise LoadFailed("weights_mismatch", f"the weights do not fit the config: {error}") from error
-    _check_complete(info)
     return cast(PreTrainedModel, model)
+
+
+def _read_plain(
+    model: PreTrainedModel, name: str, plan: RangePlan, reader: WeightReader, dtype: torch.dtype
+) -> torch.Tensor:
+    """A weight about to be packed: from the file, or what transformers has made of several tensors."""
+    entry = plan.entries.get(name)
+    return model.get_parameter(name).detach() if entry is None else reader.read(entry, dtype)
 
 
 def _check_complete(info: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -105,7 +105,7 @@ class WeightReader:
     """
 
     def __init__(
-        self, folder: Path, entries: Sequence[TensorEntry], progress: Callable[[int, int], None] | None = None
+        self, folder: Path, entries: Iterable[TensorEntry], progress: Callable[[int, int], None] | None = None
     ) -> None:
         self._folder = folder
         self._progress = progress

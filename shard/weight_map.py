@@ -70,14 +70,6 @@ class ModelOutline:
     head: str
     tied: bool
 
-    def keeps_embedding(self, layers: LayerRange) -> bool:
-        """Whether a range needs the input embedding: the first one embeds, the last of a tied model projects."""
-        return layers.start == 0 or (self.tied and self.is_last(layers))
-
-    def keeps_head(self, layers: LayerRange) -> bool:
-        """Whether a range needs the head. A tied head is the embedding, so it comes along where that does."""
-        return self.is_last(layers) or (self.tied and layers.start == 0)
-
     def is_last(self, layers: LayerRange) -> bool:
         """Whether a range ends with the model's last layer."""
         return layers.end == self.num_layers
@@ -163,20 +155,24 @@ def layer_index(name: str, layer_list: str) -> int | None:
     return None
 
 
-def select_names(names: Collection[str], outline: ModelOutline, layers: LayerRange) -> list[str]:
-    """Choose the tensors that a range needs.
+def select_names(names: Collection[str], outline: ModelOutline, layers: LayerRange) -> dict[str, str]:
+    """Choose the tensors that a range needs: name in the checkpoint → name to load it as.
 
-    Layers outside the range are left out, and so are the embedding and the head where the range has no use for
-    them. What belongs to no layer (final norm, learned positions, per-layer embeddings) is small or
-    needed everywhere, and is kept.
+    The two names differ only where a checkpoint keeps embedding and head once: the first range loads it as
+    embedding, the last as head. What belongs to no layer and is neither (final norm, learned positions,
+    per-layer embeddings) is small or needed everywhere, and is loaded by every range.
     """
-    absent = set()
-    has_embedding = any(_same_parameter(name, outline.embedding) for name in names)
-    if not outline.keeps_embedding(layers):
-        absent.add(outline.embedding)
-    if not outline.keeps_head(layers) or (outline.tied and has_embedding):
-        absent.add(outline.head)
-    return [name for name in names if _is_needed(name, outline.layer_list, layers, absent)]
+    embeddings = [name for name in names if _same_parameter(name, outline.embedding)]
+    heads = [name for name in names if _same_parameter(name, outline.head)]
+    special = {*embeddings, *heads}
+    chosen = {name: name for name in names if name not in special and _is_in_range(name, outline.layer_list, layers)}
+    if outline.tied:
+        embeddings = heads = embeddings or heads
+    if layers.start == 0:
+        chosen.update((name, outline.embedding) for name in embeddings)
+    if outline.is_last(layers) and not (outline.tied and layers.start == 0):
+        chosen.update((name, outline.head) for name in heads)
+    return chosen
 
 
 def range_bytes(entries: Iterable[TensorEntry], item_bytes: int | None = None) -> int:
@@ -203,11 +199,9 @@ def group_by_file(names: Iterable[str], files: Mapping[str, str]) -> dict[str, l
     return grouped
 
 
-def _is_needed(name: str, layer_list: str, layers: LayerRange, absent: Collection[str]) -> bool:
+def _is_in_range(name: str, layer_list: str, layers: LayerRange) -> bool:
     layer = layer_index(name, layer_list)
-    if layer is not None:
-        return layer in layers
-    return not any(_same_parameter(name, parameter) for parameter in absent)
+    return layer is None or layer in layers
 
 
 def _same_parameter(name: str, parameter: str) -> bool:

@@ -186,12 +186,12 @@ def open_window(model: PreTrainedModel, outline: ModelOutline, layers: LayerRang
     for i, layer in enumerate(decoder_layers):
         if i not in layers:
             decoder_layers[i] = (Injection if i == layers.start - 1 else PassThrough)(layer, state)
-    if not outline.keeps_embedding(layers):
+    if layers.start > 0:
         _replace(model, outline.embedding, ZeroEmbedding)
-    if not outline.keeps_head(layers):
+    if not outline.is_last(layers):
         _replace(model, outline.head, AbsentHead)
-    if not outline.keeps_embedding(layers) or not outline.keeps_head(layers):
-        model.all_tied_weights_keys = {}
+    if len(layers) < outline.num_layers:
+        model.all_tied_weights_keys = {}  # embedding and head are not both here
 
 
 def watch_layers(model: PreTrainedModel, outline: ModelOutline, layers: LayerRange, state: PassState) -> None:
