@@ -1,0 +1,48 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.api_keys import ApiKeys
+from gateway.request_record import choose_request_id
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (b"Bearer one", None),
+        (b"bearer  two ", None),
+        (b"Bearer three", "invalid_api_key"),
+        (b"Bearer ", "invalid_api_key"),
+        (b"Basic one", "invalid_api_key"),
+        (b"one", "invalid_api_key"),
+        (b"Bearer \xff", "invalid_api_key"),
+        (b"", "invalid_api_key"),
+    ],
+)
+def test_only_a_configured_key_is_accepted(header: bytes, code: str | None):
+    """As a bearer token; anything else is a 401."""
+    refused = ApiKeys(["one", "two"]).check("/v1/models", {b"authorization": header})
+    assert (refused.code if refused else None) == code
+    if refused is not None:
+        assert refused.status == 401
+
+
+def test_probes_need_no_key_and_without_keys_nobody_does():
+    """Any or no Authorization is fine when no key is configured."""
+    assert ApiKeys(["one"]).check("/healthz", {}) is None
+    assert ApiKeys(["one"]).check("/mesh", {}) is not None
+    assert ApiKeys([]).check("/v1/models", {b"authorization": b"Bearer anything"}) is None
+
+
+@pytest.mark.parametrize("given", [b"abc-1.2_3:4", b"x" * 128])
+def test_a_sane_request_id_is_kept(given: bytes):
+    """Callers find their own id in our logs."""
+    assert choose_request_id({b"x-request-id": given}) == given.decode()
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"x" * 129, b"\xff", b"a\tb"])
+def test_any_other_request_id_is_replaced(given: bytes):
+    """What is unsafe in a header or a log is not repeated."""
+    assert choose_request_id({b"x-request-id": given}).startswith("req_")

@@ -1,0 +1,67 @@
+"""Errors as clients read them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
+from gateway.openai_errors import ApiError, context_length_exceeded, from_mesh_error, json_bytes, retry_after
+from shared.errors import LinkClosed, MeshError
+
+
+def test_a_body_has_all_four_keys():
+    """The specification requires them, null included."""
+    body = json.loads(ApiError(400, "no", param="n", code="c").body())
+    assert body == {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "waits"),
+    [
+        (AdmissionRefused("queue_full", "full", retry_after_s=7), 429, "rate_limit_error", "rate_limit_exceeded", "7"),
+        (
+            AdmissionRefused("session_too_large", "never", retry_after_s=None),
+            400,
+            "invalid_request_error",
+            "session_too_large",
+            None,
+        ),
+        (NotReady("no_route", "layers 3:6 are missing"), 503, "server_error", "not_ready", "1"),
+        (GenerationFailed("node_lost", "gone"), 503, "server_error", "node_lost", "1"),
+        (LinkClosed("closed", "gone"), 503, "server_error", "closed", "1"),
+    ],
+)
+def test_what_the_mesh_raises_has_a_status(error: MeshError, status: int, kind: str, code: str, waits: str | None):
+    """Busy is 429, not ready and failed are 503, what can never fit is the caller's."""
+    api_error = from_mesh_error(error)
+    assert (api_error.status, api_error.kind, api_error.code) == (status, kind, code)
+    assert api_error.headers.get("retry-after") == waits
+    assert api_error.message == error.message
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0, "1"), (1.2, "2"), (1e9, "60")])
+def test_sdks_are_told_to_wait_no_longer_than_they_would(seconds: float, header: str):
+    """Above their limit they would not retry at all."""
+    assert retry_after(seconds) == {"retry-after": header}
+
+
+def test_an_overflow_is_recognizable_and_has_the_true_numbers():
+    """LiteLLM looks for the first words, people for the numbers."""
+    error = context_length_exceeded(context_len=100, prompt_tokens=90, max_tokens=20, param="max_tokens")
+    assert (error.code, error.param) == ("context_length_exceeded", "messages")
+    assert "maximum context length is 100 tokens" in error.message
+    assert "90 tokens" in error.message
+    assert "110 in all" in error.message
+    prompt_alone = context_length_exceeded(context_len=100, prompt_tokens=100, max_tokens=None, param="max_tokens")
+    assert "no room" in prompt_alone.message
+
+
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\u2029", "\n", "\r", "\x1e", "\x0b"])
+def test_no_character_of_a_text_splits_a_line_of_json(separator: str):
+    """Clients that use `splitlines` see one line, and the text comes back whole."""
+    text = f"a{separator}\xe9b"
+    data = json_bytes({"text": text})
+    assert len(data.decode().splitlines()) == 1
+    assert json.loads(data)["text"] == text
