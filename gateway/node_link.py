@@ -475,7 +475,8 @@ class NodeLink:
 
     def _check_progress(self) -> None:
         allowance_s = max([self._forsaken_s, *(wait.allowance_s for wait in self._waits.values())])
-        if self.stats is not None and self.stats.queued_steps > len(self._waits):
+        if self.stats is not None and self.stats.queued_steps >= len(self._waits):
+            # All our steps are queued, so what the node computes is somebody else's.
             allowance_s = max(allowance_s, self.pace.allowance_s(NEIGHBOUR_STEP_TOKENS))
         for wait in self._waits.values():
             waited_s = self._attentive_s - wait.asked_at_attentive

@@ -27,7 +27,7 @@ from gateway.errors import GenerationFailed
 from gateway.journal import StepInput
 from gateway.registry import replicas
 from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
-from gateway.session import HopState, JournalGone, Session
+from gateway.session import HopState, ReplayNeeded, Session
 from gateway.waiting import wait_first
 from shared.errors import CacheMissed, DeadlineExceeded, LinkClosed, MeshError, StepFailed
 from shared.messages import NodeInfo
@@ -75,7 +75,7 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
     failure: HopFailed | None = None
     try:
         return await advance(generation, index, entering, session.output_len(index, entering.new_len))
-    except JournalGone:
+    except ReplayNeeded:
         pass
     except HopFailed as failed:
         failure = failed
@@ -85,7 +85,7 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
             await relocate(generation, failure)
         try:
             answered = await replay(generation, index)
-        except JournalGone:
+        except ReplayNeeded:
             failure = None
         except HopFailed as failed:
             failure = failed
@@ -99,17 +99,18 @@ async def replay(generation: Generation, index: int) -> Answered:
 
     Raises:
         HopFailed: A hop that is being rebuilt gave no answer.
-        JournalGone: A hop has turned out stateless half-way; begin again.
+        ReplayNeeded: A hop has turned out stateless half-way; begin again.
     """
     session = generation.session
     source = session.source_of(index)
     rebuilt = range(source, index + 1)
     _begin_replay(generation, source, index)
-    is_stateless = any(session.hops[i].mode == "stateless" for i in rebuilt)
-    batches = session.hops[source].journal.batches(EVERYTHING if is_stateless else session.chunk_tokens)
+    batch_tokens = _batch_tokens(session, rebuilt)
     answered: Answered = None
     entered = 0
-    for batch in batches:
+    for batch in session.hops[source].journal.batches(batch_tokens):
+        if batch_tokens != _batch_tokens(session, rebuilt):
+            raise ReplayNeeded
         session.begin_step()
         entered += batch.new_len
         answered = batch
@@ -119,6 +120,11 @@ async def replay(generation: Generation, index: int) -> Answered:
                 session.hops[i].journal.append(answered)
             answered = await advance(generation, i, answered, _wanted(session, i, index, answered.new_len, entered))
     return answered
+
+
+def _batch_tokens(session: Session, hops: range) -> int:
+    """A stateless hop takes all positions at once, and so must those that are rebuilt with it."""
+    return EVERYTHING if any(session.hops[i].mode == "stateless" for i in hops) else session.chunk_tokens
 
 
 def _wanted(session: Session, i: int, index: int, new_len: int, entered: int) -> int:

@@ -126,7 +126,7 @@ async def advance(generation: Generation, index: int, entering: StepInput, outpu
 
     Raises:
         HopFailed: The hop gave no answer.
-        JournalGone: The hop is stateless and its journal has been dropped.
+        ReplayNeeded: The hop is stateless and its journal has been dropped.
     """
     session = generation.session
     step, entering = plan_step(session, index, entering, output_len)

@@ -213,7 +213,7 @@ def plan_step(session: Session, index: int, entering: StepInput, output_len: int
         output_len: How many of the last outputs are needed.
 
     Raises:
-        JournalGone: A stateless hop needs its whole journal, which has been dropped.
+        ReplayNeeded: A stateless hop needs its whole journal, which has been dropped.
     """
     hop = session.hops[index]
     if hop.mode == "stateless":
@@ -237,15 +237,15 @@ def plan_step(session: Session, index: int, entering: StepInput, output_len: int
     return step, entering
 
 
-class JournalGone(Exception):
-    """A hop's whole journal is needed and is not there: replay an earlier hop."""
+class ReplayNeeded(Exception):
+    """A stateless hop must be given everything that has entered it, which only a replay can: not a failure."""
 
 
 def _everything(journal: HopInputs, entering: StepInput) -> StepInput:
     if entering.new_len == journal.length:
         return entering
     if not journal.holds(journal.length):
-        raise JournalGone
+        raise ReplayNeeded
     (whole,) = journal.batches(journal.length)
     return whole
 

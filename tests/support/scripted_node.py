@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.clock import Clock
-from shared.errors import CacheMissReason, HandshakeRefused, LinkClosed
+from shared.errors import CacheMissReason, DeadlineExceeded, HandshakeRefused, LinkClosed
 from shared.frame import decode_frame, encode_frame
 from shared.layers import LayerRange
-from shared.link import LinkCounters
+from shared.link import HANDSHAKE_TIMEOUT_S, LinkCounters
 from shared.messages import (
     CacheMiss,
     Cancel,
@@ -411,23 +411,29 @@ class ScriptedNode:
         link.deliver(message, tensors)
 
     def _serve(self, step: Step, tensors: dict[str, WireTensor]) -> tuple[Message, dict[str, WireTensor]]:
-        if step.layers != self.layers or step.model != self.model:
-            return _miss(step, "range_mismatch" if step.layers != self.layers else "model_mismatch")
         held = self.sessions.get(step.session)
-        if step.cache == "decode":
-            if not self.caches:
-                return _miss(step, "disabled")
-            if held is None:
-                return _miss(step, "unknown")
+        reason = self._missing(step, held)
+        if reason is not None:
+            return _miss(step, reason)
         if held is not None and step.cache is not None:
             if step.epoch < held.epoch:
                 return _error(step, "stale_epoch")
             if step.epoch == held.epoch and step.step_index <= held.step_index:
                 return _error(step, "duplicate_step")
-            if step.cache == "decode" and held.length != step.past_len:
-                return _miss(step, "past_len_mismatch")
-        base = held if step.cache == "decode" else None
-        return self._compute(step, tensors, base)
+        return self._compute(step, tensors, held if step.cache == "decode" else None)
+
+    def _missing(self, step: Step, held: Held | None) -> CacheMissReason | None:
+        if step.layers != self.layers:
+            return "range_mismatch"
+        if step.model != self.model:
+            return "model_mismatch"
+        if step.cache != "decode":
+            return None
+        if not self.caches:
+            return "disabled"
+        if held is None:
+            return "unknown"
+        return "past_len_mismatch" if held.epoch <= step.epoch and held.length != step.past_len else None
 
     def _compute(
         self, step: Step, tensors: dict[str, WireTensor], base: Held | None
@@ -477,8 +483,12 @@ def create_dial(nodes: Sequence[ScriptedNode]) -> Callable[[str, Hello], Awaitab
     """What `create_mesh` dials with, to reach these nodes by their addresses."""
 
     async def dial(url: str, _hello: Hello) -> ScriptedLink:
+        node = next(node for node in nodes if node.url == url)
         await asyncio.sleep(0)
-        return next(node for node in nodes if node.url == url).connect()
+        if node.stalled:
+            await node.clock.sleep(HANDSHAKE_TIMEOUT_S)
+            raise DeadlineExceeded("handshake_timeout", f"{url} does not answer")
+        return node.connect()
 
     return dial
 

@@ -1,0 +1,170 @@
+"""Who may start, who waits, who is sent away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.admission import KV_POSITIONS_MIN, RETRY_AFTER_S_MAX, Admission, Demand
+from gateway.errors import AdmissionRefused
+from shared.layers import LayerRange
+from shared.messages import NodeInfo
+
+MODEL = "m"
+
+
+def node(node_id: str = "a", layers: str = "0:2", **fields: object) -> NodeInfo:
+    """A ready node of a model of two layers."""
+    info = NodeInfo(node=node_id, model=MODEL, layers=LayerRange.parse(layers), num_layers=2, state="ready")
+    return replace(info, **fields)  # type: ignore[arg-type]
+
+
+def demand(session: str, tokens: int = 1000) -> Demand:
+    """A demand that may begin with one token."""
+    return Demand(session, tokens, tokens_min=1)
+
+
+def create_admission(queue_max: int = 3) -> Admission:
+    """An admission for that model."""
+    return Admission(model=MODEL, num_layers=2, queue_max=queue_max)
+
+
+def admitted(admission: Admission, *nodes: NodeInfo) -> list[str]:
+    """Sessions that start now."""
+    return [each.session for each in admission.admit(nodes)]
+
+
+def test_sessions_start_in_order_until_the_slots_are_taken() -> None:
+    """First come, first served; a released place goes to the next in line."""
+    admission, only = create_admission(), node(kv_sessions_max=2)
+    for session in ("s1", "s2", "s3"):
+        admission.enqueue(demand(session), [only])
+    assert admitted(admission, only) == ["s1", "s2"]
+    assert admitted(admission, only) == []
+    assert (admission.active, admission.queued) == (2, 1)
+    admission.release("s1", lasted_s=1.0)
+    assert admitted(admission, only) == ["s3"]
+
+
+def test_bytes_are_reserved_for_the_longest_context_as_nodes_allocate_it() -> None:
+    """1,000 tokens are 1,500 positions of K/V once the node has grown it; two such sessions take 3,000."""
+    admission = create_admission()
+    exact = node(kv_bytes_max=3000 * 7, kv_bytes_per_token=7)
+    for session in ("s1", "s2", "s3"):
+        admission.enqueue(demand(session), [exact])
+    assert admitted(admission, exact) == ["s1", "s2"]
+
+
+def test_short_sessions_count_as_what_is_allocated_at_least() -> None:
+    """A node's first allocation has room for some hundred positions."""
+    admission = create_admission()
+    small = node(kv_bytes_max=2 * KV_POSITIONS_MIN, kv_bytes_per_token=1)
+    for session in ("s1", "s2", "s3"):
+        admission.enqueue(demand(session, tokens=2), [small])
+    assert admitted(admission, small) == ["s1", "s2"]
+
+
+def test_every_hop_must_have_room() -> None:
+    """One full node on the way is enough to wait."""
+    admission = create_admission()
+    nodes = [node("a", "0:1"), node("b", "1:2", kv_sessions_max=1)]
+    for session in ("s1", "s2"):
+        admission.enqueue(demand(session), nodes)
+    assert admitted(admission, *nodes) == ["s1"]
+    assert admission.load() == {"a": 1, "b": 1}
+
+
+def test_a_full_replica_is_passed_over() -> None:
+    """The route leads over those that have room."""
+    admission = create_admission()
+    nodes = [node("a", kv_sessions_max=1), node("b", kv_sessions_max=1)]
+    for session in ("s1", "s2"):
+        admission.enqueue(demand(session), nodes)
+    routes = {each.session: each.route.hops[0].node for each in admission.admit(nodes)}
+    assert routes == {"s1": "a", "s2": "b"}
+
+
+def test_a_long_demand_at_the_front_is_not_overtaken() -> None:
+    """Short ones would otherwise keep it waiting for ever."""
+    admission = create_admission()
+    tight = node(kv_bytes_max=2000, kv_bytes_per_token=1)
+    for session, tokens in (("s1", 700), ("long", 1000), ("short", 10)):
+        admission.enqueue(demand(session, tokens), [tight])
+    assert admitted(admission, tight) == ["s1"]
+    admission.withdraw("long")
+    assert admitted(admission, tight) == ["short"]
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
+    """The bound is reached, and said."""
+    admission, full = create_admission(queue_max=1), node(kv_sessions_max=1)
+    admission.enqueue(demand("s1"), [full])
+    admission.admit([full])
+    admission.enqueue(demand("s2"), [full])
+    with pytest.raises(AdmissionRefused) as refusal:
+        admission.enqueue(demand("s3"), [full])
+    assert refusal.value.code == "queue_full"
+    assert refusal.value.retry_after_s == 1
+
+
+def test_the_time_to_come_back_follows_from_what_generations_take() -> None:
+    """Usual duration times those waiting per active one, within bounds."""
+    admission, two = create_admission(), node(kv_sessions_max=2)
+    admission.enqueue(demand("s1"), [two])
+    admission.admit([two])
+    admission.release("s1", lasted_s=10.0)
+    for session in ("s2", "s3", "s4"):
+        admission.enqueue(demand(session), [two])
+    admission.admit([two])
+    assert admission.retry_after_s() == 10
+    admission.release("s2", lasted_s=10_000.0)
+    assert admission.retry_after_s() == RETRY_AFTER_S_MAX
+
+
+def test_what_can_never_fit_is_refused_for_good() -> None:
+    """No empty mesh could hold the prompt; waiting would not help."""
+    small = node(kv_bytes_max=100, kv_bytes_per_token=1)
+    with pytest.raises(AdmissionRefused) as refusal:
+        create_admission().enqueue(Demand("s1", 300, tokens_min=101), [small])
+    assert refusal.value.code == "session_too_large"
+    assert refusal.value.retry_after_s is None
+
+
+def test_an_open_ended_answer_takes_all_of_a_node_that_cannot_hold_the_longest() -> None:
+    """It may begin, alone; answers rarely become as long as they may."""
+    admission, small = create_admission(), node(kv_bytes_max=1000, kv_bytes_per_token=1)
+    for session in ("s1", "s2"):
+        admission.enqueue(demand(session, tokens=100_000), [small])
+    assert admitted(admission, small) == ["s1"]
+
+
+def test_a_node_without_a_cache_always_has_room() -> None:
+    """It keeps nothing."""
+    admission, stateless = create_admission(), node(kv_cache=False, kv_sessions_max=0)
+    admission.enqueue(demand("s1"), [stateless])
+    assert admitted(admission, stateless) == ["s1"]
+
+
+def test_a_demand_waits_while_there_is_no_route() -> None:
+    """Too large is only said of a mesh that could be judged."""
+    admission = create_admission()
+    admission.enqueue(demand("s1"), [])
+    assert admitted(admission) == []
+    assert admitted(admission, node()) == ["s1"]
+
+
+def test_moving_a_hop_moves_its_reservation() -> None:
+    """The old node's place is free at once, the new one's taken."""
+    admission = create_admission()
+    first, spare = node("a", kv_sessions_max=1), node("b", kv_sessions_max=1)
+    admission.enqueue(demand("s1"), [first])
+    admission.admit([first])
+    assert admission.has_room(first, "s1", 1000)
+    assert not admission.has_room(first, "other", 1000)
+    admission.move("s1", "a", spare)
+    assert admission.has_room(first, "other", 1000)
+    assert not admission.has_room(spare, "other", 1000)
+    admission.release("s1", lasted_s=1.0)
+    admission.release("s1", lasted_s=1.0)
+    assert admission.load().total() == 0
