@@ -18,7 +18,7 @@ from shared.errors import (
 from shared.frame import FrameLimits, encode_frame
 from shared.handshake import VERSIONS, check_hello
 from shared.layers import LayerRange
-from shared.link import CLOSE_REFUSED, Link, accept, dial_over
+from shared.link import CLOSE_PROTOCOL_ERROR, CLOSE_REFUSED, Link, accept, dial_over
 from shared.link_state import LinkState
 from shared.messages import Drain, Error, Heartbeat, Hello, NodeInfo, Refused, Step, Unsupported, Welcome
 from shared.tensor_spec import WireTensor
@@ -156,11 +156,12 @@ async def test_unknown_kinds_are_answered_and_skipped():
 )
 async def test_garbage_ends_the_link_on_both_sides_with_a_code(garbage: bytes, code: str):
     """The receiver raises the typed error and tells the sender, whose next receive raises the same code."""
-    dialled, accepted, near, _ = await create_memory_links()
+    dialled, accepted, near, far = await create_memory_links()
     await near.send([garbage])
     with pytest.raises(FrameError) as caught:
         await accepted.receive()
     assert caught.value.code == code
+    assert far.closed_with == (CLOSE_PROTOCOL_ERROR, code)
     with pytest.raises(LinkClosed) as told:
         await dialled.receive()
     assert told.value.code == code
