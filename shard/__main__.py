@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 
 from shard.node import LoadRunner, Node, Progress, stopped_by_signals
 from shard.options import node_options, read_settings
@@ -53,7 +53,7 @@ def command(**options: Any) -> int:
     config = read_config(folder.path)
     check_layers(settings.layers, config.num_layers)
     model = ServedModel(folder.fingerprint, folder.name, config.num_layers, config.context_len)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as loop:
         code, compute_ended = loop.run(serve(settings, model, folder.path))
     if not compute_ended:
         # A thread inside a native call cannot be ended, and the interpreter would tear down under it.
@@ -110,6 +110,15 @@ def create_loader(settings: NodeSettings, folder: Path) -> LoadRunner:
         return load_runner(settings, folder, progress)
 
     return load
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where there is one: it halves what a hop adds."""
+    try:
+        import uvloop  # noqa: PLC0415 - there is none for Windows
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def announce(address: Address) -> None:

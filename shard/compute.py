@@ -125,8 +125,7 @@ class ComputeThread:
     def _main(self) -> None:
         try:
             executor = self._load()
-        except Exception as error:
-            log.exception("stage.load_failed")
+        except Exception as error:  # noqa: BLE001 - handed on: `loaded` logs it and tells the peers
             self._loaded(error)
             return
         self._loaded(None)

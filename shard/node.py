@@ -17,11 +17,14 @@ from shard.server import NodeServer
 from shard.service import NodeService
 from shard.settings import Address
 from shared.clock import Clock
+from shared.errors import MeshError
 
 SWEEP_INTERVAL_S = 1.0
 """How often expired sessions and silent links are looked for."""
 LOAD_PROGRESS_INTERVAL_S = 0.25
 """Bars move smoothly at four frames a second; a checkpoint may have thousands of tensors."""
+LOAD_LOG_INTERVAL_S = 5.0
+"""As above, for a log that people read."""
 DRAIN_POLL_S = 0.02
 """How often a draining node looks whether it has finished."""
 DRAIN_QUIET_S = 1.0
@@ -79,6 +82,7 @@ class Node:
         self.loaded = asyncio.Event()
         self.compute_ended = False
         self._progress_at = -LOAD_PROGRESS_INTERVAL_S
+        self._progress_logged_at = -LOAD_LOG_INTERVAL_S
         self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
@@ -127,6 +131,9 @@ class Node:
         if done_bytes < total_bytes and now - self._progress_at < LOAD_PROGRESS_INTERVAL_S:
             return
         self._progress_at = now
+        if done_bytes == total_bytes or now - self._progress_logged_at >= LOAD_LOG_INTERVAL_S:
+            self._progress_logged_at = now
+            log.info("stage.loading", done_bytes=done_bytes, total_bytes=total_bytes)
         self._call(self.service.report_progress, done_bytes, total_bytes)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
@@ -145,16 +152,31 @@ class Node:
     def _on_loaded(self, error: Exception | None) -> None:
         self.loaded.set()
         if error is None:
-            self.service.become_ready()
-            info = self.service.info
-            log.info(
-                "node.ready", layers=str(info.layers), device=info.device, dtype=info.dtype, kv_cache=info.kv_cache
-            )
+            self._on_ready()
         elif not isinstance(error, LoadStopped):
-            self._load_error = error
-            self.service.become_failed(error)
-            log.error("node.failed", reason=str(error))
-            self.stop()
+            self._on_failed(error)
+
+    def _on_ready(self) -> None:
+        self.service.become_ready()
+        info = self.service.info
+        log.info(
+            "node.ready",
+            layers=str(info.layers),
+            device=info.device,
+            dtype=info.dtype,
+            kv_cache=info.kv_cache,
+            kv_bytes_max=info.kv_bytes_max,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+        )
+
+    def _on_failed(self, error: Exception) -> None:
+        self._load_error = error
+        self.service.become_failed(error)
+        if isinstance(error, MeshError):
+            log.error("node.failed", code=error.code, reason=error.message)
+        else:
+            log.error("node.failed", reason=str(error), exc_info=error)
+        self.stop()
 
     async def _sweep(self) -> None:
         while True:

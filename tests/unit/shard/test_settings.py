@@ -1,0 +1,165 @@
+"""The node's settings: what each flag reads, and what is refused by name."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from shard.machine import free_memory_bytes, physical_cores
+from shard.options import default_node_id, node_options, read_settings
+from shard.settings import (
+    NODE_ID_CHARS_MAX,
+    Address,
+    KvLimits,
+    NodeSettings,
+    SettingError,
+    check_layers,
+    parse_bytes,
+    parse_node_id,
+)
+from shared.layers import LayerRange
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "is_loopback"),
+    [
+        ("127.0.0.1:9001", Address("127.0.0.1", 9001), True),
+        ("localhost:0", Address("localhost", 0), True),
+        ("[::1]:9001", Address("::1", 9001), True),
+        ("0.0.0.0:65535", Address("0.0.0.0", 65535), False),
+        ("[::]:1", Address("::", 1), False),
+        ("node.example:80", Address("node.example", 80), False),
+    ],
+)
+def test_address_is_read_and_written(text: str, address: Address, is_loopback: bool) -> None:
+    """Hosts, IPv4 and bracketed IPv6; only this machine's own addresses are loopback."""
+    assert Address.parse(text) == address
+    assert str(address) == text
+    assert address.is_loopback is is_loopback
+
+
+@pytest.mark.parametrize("text", ["", "9001", ":9001", "host", "host:", "host:x", "host:65536", "::1:9001", "[host]:1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """Each says what an address looks like."""
+    with pytest.raises(ValueError, match=r"must (look like|be from 0)"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("512M", 512 << 20), ("2g", 2 << 30), ("3 KiB", 3072), ("1TB", 1 << 40), ("77B", 77)],
+)
+def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
+    """Plain numbers and the usual suffixes."""
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5G", "many", "1X", "G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """Also zero: a budget of nothing is `--no-kv-cache`."""
+    with pytest.raises(ValueError, match="number of bytes above 0"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["", "x" * (NODE_ID_CHARS_MAX + 1), "a\nb"])
+def test_node_id_must_fit_a_message(text: str) -> None:
+    """Ids are bounded and printable; the default one is."""
+    with pytest.raises(ValueError, match="printable characters"):
+        parse_node_id(text)
+    assert parse_node_id(default_node_id(LayerRange(100, 128)))
+
+
+def settings(listen: str, token: str | None = None, *, insecure: bool = False) -> NodeSettings:
+    """Settings that differ in who may reach the node."""
+    return NodeSettings(
+        model="m",
+        layers=LayerRange(0, 2),
+        listen=Address.parse(listen),
+        node_id="n",
+        device="auto",
+        dtype="auto",
+        threads=1,
+        mesh_token=token,
+        insecure=insecure,
+        kv=KvLimits(),
+        drain_s=1.0,
+    )
+
+
+def test_listening_beyond_loopback_needs_a_token_or_a_word() -> None:
+    """The default is secure; a token or `--insecure` opens it."""
+    with pytest.raises(SettingError, match="--listen"):
+        settings("0.0.0.0:9001").check()
+    settings("0.0.0.0:9001", "secret").check()
+    settings("0.0.0.0:9001", insecure=True).check()
+    settings("127.0.0.1:9001").check()
+
+
+def test_layers_must_be_the_models() -> None:
+    """A range past the model's end names the flag and the number of layers."""
+    check_layers(LayerRange(2, 4), 4)
+    with pytest.raises(SettingError, match="--layers: 2:5 ends after the model's last layer: it has 4"):
+        check_layers(LayerRange(2, 5), 4)
+
+
+def read(*arguments: str, env: dict[str, str] | None = None) -> NodeSettings:
+    """Settings from flags and variables."""
+    found: list[NodeSettings] = []
+
+    @click.command()
+    @node_options
+    def command(**options: object) -> None:
+        found.append(read_settings(options))
+
+    result = CliRunner().invoke(command, ["--model", "m", "--layers", "0:2", *arguments], env=env)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_defaults() -> None:
+    """What a node does unless told otherwise."""
+    given = read()
+    assert given.listen == Address("127.0.0.1", 9001)
+    assert given.kv == KvLimits(enabled=True, ttl_s=600.0, sessions_max=8, bytes_max=None)
+    assert given.threads == physical_cores()
+    assert given.mesh_token is None
+
+
+def test_flags_win_over_variables() -> None:
+    """Every setting has both; the flag is nearer to the user. An empty token is none."""
+    env = {"MESHNET_KV_MAX_SESSIONS": "3", "MESHNET_KV_TTL_SECONDS": "9", "MESHNET_KV_CACHE": "0"}
+    given = read("--kv-max-sessions", "5", "--mesh-token", "", env=env)
+    assert given.kv == KvLimits(enabled=False, ttl_s=9.0, sessions_max=5, bytes_max=None)
+    assert given.mesh_token is None
+
+
+def test_every_option_has_its_variable() -> None:
+    """`--kv-max-bytes` is `MESHNET_KV_MAX_BYTES`, and so on for each."""
+
+    @click.command()
+    @node_options
+    def command(**_: object) -> None:
+        pass
+
+    for parameter in command.params:
+        assert parameter.name is not None
+        assert parameter.envvar == f"MESHNET_{parameter.name.upper()}"
+        assert isinstance(parameter, click.Option)
+        assert parameter.help
+
+
+def test_free_memory_honours_the_containers_limit(tmp_path: object) -> None:
+    """In a control group with a limit only what it leaves is free; without one the machine's memory is."""
+    from pathlib import Path
+
+    group = Path(str(tmp_path))
+    machine = free_memory_bytes(group)
+    assert machine > 0
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("500\n")
+    assert free_memory_bytes(group) > 1000
+    (group / "memory.max").write_text("1500\n")
+    assert free_memory_bytes(group) == 1000
+    (group / "memory.max").write_text("400\n")
+    assert free_memory_bytes(group) == 0
