@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litestar import Request, Response, get
 from litestar.datastructures import State
+from litestar.params import FromPath
 
 from gateway.openai_errors import json_bytes
 from gateway.state import GatewayState
@@ -20,7 +21,7 @@ async def list_models(request: Request[None, None, State]) -> Response[bytes]:
 
 
 @get("/v1/models/{model_id:path}")
-async def get_model(request: Request[None, None, State], model_id: str) -> Response[bytes]:
+async def get_model(request: Request[None, None, State], model_id: FromPath[str]) -> Response[bytes]:
     """One model; an id with slashes may come raw or encoded."""
     gateway: GatewayState = request.app.state.gateway
     name = model_id.removeprefix("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +19,14 @@ from gateway.app import create_app
 from gateway.server import create_server
 from gateway.state import GatewayState, ServedModel
 from gateway.tokenizer import ChatTokenizer, load_tokenizer
+from tests.support.fleet import wait_until
 from tests.support.scripted_generator import ScriptedGenerator, ScriptedMesh
 from tests.support.stream_validator import ValidStream, validate_stream
 
 T = TypeVar("T")
 START_TIMEOUT_S = 10.0
 MODEL = "org/tiny-model"
+CALL_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 @dataclass
@@ -55,6 +58,12 @@ class ApiServer:
         options = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True, **options}
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
+    def reset(self) -> None:
+        """Forget scripts and records of the test before."""
+        wait_until(lambda: self.generator.active == 0, "the end of all generations")
+        self.generator.__init__()  # type: ignore[misc]
+        self.mesh.__init__()  # type: ignore[misc]
+
     def body(self, **parameters: Any) -> dict[str, Any]:
         """The smallest chat body, and more."""
         return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **parameters}
@@ -78,6 +87,21 @@ class ApiServer:
             ids.append(min(self.tokenizer.eos_ids))
         self.generator.script = lambda _request: ids
         return ids
+
+    def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
+        """A connection in the caller's hands."""
+        connection = socket.socket()
+        connection.settimeout(10)
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
+
+    def send_call(self, connection: socket.socket, **parameters: Any) -> socket.socket:
+        """A chat completion whose answer is left unread; returns the connection."""
+        body = json.dumps(self.body(**parameters)).encode()
+        connection.sendall(CALL_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        return connection
 
     def in_loop(self, call: Callable[[], T]) -> T:
         """Run something in the server's event loop."""
