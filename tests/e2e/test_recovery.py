@@ -313,7 +313,7 @@ async def test_a_journal_that_is_full_replays_the_whole_route(
 ) -> None:
     """With no room to remember hidden states, a lost cache in the middle is rebuilt from the token ids."""
     expected = reference.greedy(PROMPT, MAX_TOKENS)
-    async with mesh_of(model, tmp_path, gateway_args=["--journal-max-bytes", "0"]) as mesh:
+    async with mesh_of(model, tmp_path, gateway_args=["--journal-max-bytes", "1"]) as mesh:
         before = await mesh.nodes()
         streamed = await stream_chat(mesh.fleet, PROMPT, at_chunks(8, do=lambda: mesh.evict_all(1)))
         prefills = risen(before, await mesh.nodes(), "steps", "prefill")

@@ -82,12 +82,15 @@ class ManagedProcess:
         self.process.kill()
         self.process.wait()
 
+    def ask_to_end(self) -> None:
+        """SIGCONT, since it may be stopped, and SIGTERM."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+
     def stop(self) -> None:
-        """SIGCONT (it may be stopped), SIGTERM, and SIGKILL past the deadline."""
-        if self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
+        """Ask it to end, and SIGKILL it past the deadline."""
+        self.ask_to_end()
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -148,10 +151,6 @@ class Fleet:
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.logs()}") from None
 
-    def stop(self) -> None:
-        """End every process."""
-        for process in [self.gateway, *self.nodes]:
-            process.stop()
 
 
 def child_env(**extra: str) -> dict[str, str]:
@@ -203,5 +202,8 @@ def running_fleet(
         fleet.wait_ready()
         yield fleet
     finally:
-        for process in [*nodes, *([gateway] if gateway else [])]:
+        processes = [*([gateway] if gateway else []), *nodes]
+        for process in processes:
+            process.ask_to_end()
+        for process in processes:
             process.stop()
