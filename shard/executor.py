@@ -18,7 +18,7 @@ from shard.runner import Pass, PassOutput, Runner
 from shard.step_queue import QueuedStep
 from shared.clock import Clock
 from shared.errors import CacheMissed, MeshError, StepFailed
-from shared.messages import TEXT_CHARS_MAX, CacheMiss, Error, Message, Step, StepResult
+from shared.messages import CacheMiss, Error, Message, Step, StepResult
 from shared.tensor_spec import WireTensor
 
 STEP_POSITIONS_MAX = 32_768
@@ -260,7 +260,7 @@ def failure_message(step: Step, error: MeshError) -> Message:
         )
     return Error(
         code=error.code,
-        message=error.message[:TEXT_CHARS_MAX],
+        message=error.message,
         session=step.session,
         step_index=step.step_index,
         epoch=step.epoch,

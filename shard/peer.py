@@ -15,7 +15,7 @@ import structlog
 from shared.clock import Clock
 from shared.errors import FrameError, LinkClosed, MeshError
 from shared.link import Link
-from shared.messages import TEXT_CHARS_MAX, Error, Message, StepResult
+from shared.messages import Error, Message, StepResult
 from shared.tensor_spec import WireTensor
 
 OUTGOING_FRAMES_MAX = 1024
@@ -150,7 +150,7 @@ class Peer:
 def _too_large(result: StepResult, error: FrameError) -> Error:
     return Error(
         code=error.code,
-        message=error.message[:TEXT_CHARS_MAX],
+        message=error.message,
         session=result.session,
         step_index=result.step_index,
         epoch=result.epoch,

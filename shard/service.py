@@ -24,7 +24,6 @@ from shared.errors import LinkClosed, MeshError, StepFailed
 from shared.layers import LayerRange
 from shared.messages import (
     SAMPLING_FIELDS,
-    TEXT_CHARS_MAX,
     Cancel,
     Drain,
     Error,
@@ -132,7 +131,7 @@ class NodeService:
         """Loading has failed: say so, with the reason, on every link."""
         self.info = replace(self.info, state="failed")
         reason = error.message if isinstance(error, MeshError) else f"{type(error).__name__}: {error}"
-        self.broadcast(Loaded(node=self.info, error=reason[:TEXT_CHARS_MAX]))
+        self.broadcast(Loaded(node=self.info, error=reason))
 
     def become_draining(self) -> None:
         """The node is about to leave: take no new session, and say so on every link."""

@@ -22,13 +22,12 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from shared.errors import CACHE_MISS_REASONS, FrameError, LinkClosed, RemoteProtocolError
+from shared.fields import COUNT_MAX, NAME_CHARS_MAX
 from shared.frame import MAGIC, FrameLimits, decode_frame, encode_frame
 from shared.layers import LayerRange
 from shared.link_state import Broken, LinkProtocol, LinkState, Received, Unanswerable
 from shared.messages import (
-    COUNT_MAX,
     MESSAGE_TYPES,
-    NAME_CHARS_MAX,
     CacheMiss,
     Cancel,
     Drain,

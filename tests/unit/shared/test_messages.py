@@ -7,16 +7,12 @@ import dataclasses
 import pytest
 
 from shared.errors import CACHE_MISS_REASONS, FrameError
+from shared.fields import COUNT_MAX, COUNTERS_MAX, LIST_ITEMS_MAX, NAME_CHARS_MAX, TEXT_CHARS_MAX
 from shared.layers import LayerRange
 from shared.messages import (
-    COUNT_MAX,
-    COUNTERS_MAX,
     KIND_CHARS_MAX,
-    LIST_ITEMS_MAX,
-    NAME_CHARS_MAX,
     SAMPLING_FIELDS,
     TEMPERATURE_MAX,
-    TEXT_CHARS_MAX,
     CacheMiss,
     Error,
     Heartbeat,

@@ -12,8 +12,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from shared import frame, link_state, messages, websocket
+from shared import fields, frame, link_state, messages, websocket
 from shared.errors import CACHE_MISS_REASONS
+from shared.fields import Struct
 from shared.frame import DEFAULT_LIMITS, decode_frame, encode_frame
 from shared.link_state import HANDSHAKE, LINK_ERROR, TRANSITIONS, WORK, LinkState
 from shared.messages import (
@@ -21,7 +22,6 @@ from shared.messages import (
     NodeInfo,
     NodeStats,
     SamplingParams,
-    Struct,
     decode_header,
     encode_header,
 )
@@ -96,7 +96,11 @@ def test_every_limit_has_its_value():
     named = {row[0].strip("`"): int(row[1]) for row in table("limit")}
     frame_limits = dataclasses.asdict(DEFAULT_LIMITS)
     for name, value in named.items():
-        owners = [getattr(module, name) for module in (frame, messages, link_state, websocket) if hasattr(module, name)]
+        owners = [
+            getattr(module, name)
+            for module in (frame, fields, messages, link_state, websocket)
+            if hasattr(module, name)
+        ]
         assert value == (frame_limits[name] if name in frame_limits else owners[0])
     assert set(frame_limits) <= set(named)
 
