@@ -1,0 +1,57 @@
+"""docs/api.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gateway.api_reference import PAGE, updated
+from gateway.app import create_app
+from gateway.openai_messages import MESSAGES_MAX
+from gateway.openai_schema import STOP_CHARS_MAX, STOPS_MAX
+from gateway.request_body import BODY_READ_S
+from gateway.state import BODY_BYTES_MAX, GatewayState, ServedModel
+from gateway.token_feed import FEED_TOKENS_MAX
+from gateway.tokenizer import load_tokenizer
+from tests.support.scripted_generator import ScriptedGenerator, ScriptedMesh
+from tests.support.text_tokenizers import build_byte_level
+
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_tables_of_parameters_are_up_to_date():
+    """If not: `python -m gateway.api_reference`."""
+    assert updated(TEXT) == TEXT
+
+
+def test_exactly_the_endpoints_that_exist_are_listed(tmp_path: Path):
+    """With their methods."""
+    state = GatewayState(
+        model=ServedModel(names=("m",), fingerprint="f", created=0),
+        tokenizer=load_tokenizer(build_byte_level(tmp_path)),
+        generator=ScriptedGenerator(),
+        mesh=ScriptedMesh(),
+    )
+    served = {
+        f"{method} {re.sub(r'{.*}', '{id}', route.path)}"
+        for route in create_app(state).routes
+        for method in route.methods - {"OPTIONS"}  # type: ignore[union-attr]
+    }
+    assert set(re.findall(r"^\| `((?:GET|POST) [^`]+)` \|", TEXT, re.MULTILINE)) == served
+
+
+def test_the_limits_are_those_of_the_code():
+    """Each named limit is on the page."""
+    assert f"| request body | {BODY_BYTES_MAX // 2**20} MiB |" in TEXT
+    assert f"| messages | {MESSAGES_MAX:,} |" in TEXT
+    assert f"| stop strings | {STOPS_MAX} of {STOP_CHARS_MAX} characters |" in TEXT
+    assert f"| time for a body to arrive | {BODY_READ_S:g} s |" in TEXT
+    assert f"| {FEED_TOKENS_MAX}, and what the sockets hold |" in TEXT
+
+
+def test_every_error_code_is_listed():
+    """A code that clients may meet is explained."""
+    sources = [*PAGE.parents[1].glob("gateway/openai_*.py"), *PAGE.parents[1].glob("gateway/api/*.py")]
+    sources += [PAGE.parents[1] / "gateway" / name for name in ("app.py", "request_body.py", "tokenizer.py")]
+    codes = {code for source in sources for code in re.findall(r'code="(\w+)"', source.read_text())}
+    assert codes - {"bad_request"} <= set(re.findall(r"`(\w+)`", TEXT))
