@@ -1,0 +1,165 @@
+"""Headers, names and ranges: what of a checkpoint a node reads, decided without reading it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shard.weight_map import (
+    ModelOutline,
+    TensorEntry,
+    header_bytes,
+    layer_index,
+    majority_float,
+    parse_header,
+    parse_index,
+    range_bytes,
+    select_names,
+)
+from shared.errors import LoadFailed
+from shared.layers import LayerRange
+
+UNTIED = ModelOutline("model.layers", 3, "model.embed_tokens.weight", "lm_head.weight", tied=False)
+TIED = ModelOutline("model.layers", 3, "model.embed_tokens.weight", "lm_head.weight", tied=True)
+LAYER_NAMES = [f"model.layers.{i}.mlp.experts.{j}.weight" for i in range(3) for j in range(2)]
+EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+PER_LAYER = "model.embed_tokens_per_layer.weight"
+NAMES = [EMBED, *LAYER_NAMES, NORM, HEAD, PER_LAYER]
+
+
+def header(**tensors: Any) -> bytes:
+    """A safetensors header."""
+    return json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+
+
+def entry(dtype: Any = "BF16", shape: Any = (2, 3), offsets: Any = (0, 12)) -> dict[str, Any]:
+    """One tensor's description, as JSON has it."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "special"),
+    [(0, 1, {EMBED}), (1, 2, set()), (2, 3, {HEAD}), (0, 3, {EMBED, HEAD})],
+)
+def test_a_range_gets_its_layers_and_ends(start: int, end: int, special: set[str]) -> None:
+    """The first range embeds, the last projects; what belongs to no layer comes along everywhere."""
+    chosen = select_names(NAMES, UNTIED, LayerRange(start, end))
+    layers = {name for name in LAYER_NAMES if start <= int(name.split(".")[2]) < end}
+    assert set(chosen) == layers | special | {NORM, PER_LAYER}
+    assert all(name == load_as for name, load_as in chosen.items())
+
+
+@pytest.mark.parametrize("stored", [EMBED, HEAD])
+@pytest.mark.parametrize(("start", "end", "load_as"), [(0, 1, EMBED), (1, 2, None), (2, 3, HEAD), (0, 3, EMBED)])
+def test_a_tied_matrix_is_loaded_as_what_the_range_uses(stored: str, start: int, end: int, load_as: str | None) -> None:
+    """A checkpoint may keep the tied matrix under either name; no range loads it twice."""
+    names = [stored, *LAYER_NAMES, NORM]
+    chosen = select_names(names, TIED, LayerRange(start, end))
+    assert chosen.get(stored) == load_as
+
+
+def test_a_tied_matrix_stored_twice_is_loaded_once() -> None:
+    """The embedding's copy is the one that counts."""
+    chosen = select_names(NAMES, TIED, LayerRange(2, 3))
+    assert chosen[EMBED] == HEAD
+    assert HEAD not in chosen
+
+
+def test_names_without_the_models_prefix_are_recognized() -> None:
+    """Checkpoints of the bare decoder leave out `model.`."""
+    names = ["embed_tokens.weight", "layers.0.w", "layers.2.w", "norm.weight"]
+    assert set(select_names(names, UNTIED, LayerRange(0, 1))) == {"embed_tokens.weight", "layers.0.w", "norm.weight"}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer_list", "expected"),
+    [
+        ("model.layers.11.mlp.experts.7.up", "model.layers", 11),
+        ("transformer.h.3.attn.weight", "transformer.h", 3),
+        ("model.norm.weight", "model.layers", None),
+        ("layers.5.layers.2.w", "model.layers", 5),
+        ("model.layers.x.w", "model.layers", None),
+    ],
+)
+def test_the_layer_is_the_first_number_after_the_lists_name(name: str, layer_list: str, expected: int | None) -> None:
+    """Numbers further right are experts."""
+    assert layer_index(name, layer_list) == expected
+
+
+def test_a_header_gives_absolute_offsets() -> None:
+    """Offsets in the file count from its start."""
+    text = header(a=entry(), b=entry("F32", (2,), (12, 20)))
+    a, b = parse_header(text, "f", 8 + len(text) + 20)
+    assert (a.name, a.offset, a.nbytes, a.shape) == ("a", 8 + len(text), 12, (2, 3))
+    assert (b.dtype, b.offset, b.num_elements) == ("F32", 8 + len(text) + 12, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (entry(dtype="F7"), "unknown type 'F7'"),
+        (entry(shape=(2, -3)), "no valid shape"),
+        (entry(offsets=(0, 13)), "13 bytes, its shape takes 12"),
+        (entry(offsets=(0,)), "no valid shape and offsets"),
+        ([1], "not an object"),
+        (entry(shape=(2, 2.0)), "no valid shape"),
+        (entry(offsets=(40, 52)), "truncated"),
+    ],
+)
+def test_a_damaged_header_names_file_and_tensor(tensor: Any, words: str) -> None:
+    """Each kind of damage is a typed error that says what is wrong."""
+    text = header(w=tensor)
+    with pytest.raises(LoadFailed, match=words) as caught:
+        parse_header(text, "model.safetensors", 8 + len(text) + 20)
+    assert caught.value.code == "weights_corrupt"
+    assert caught.value.fields["file"] == "model.safetensors"
+    assert "'w'" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe{}"])
+def test_a_header_that_is_no_json_object_is_corrupt(text: bytes) -> None:
+    """Garbage is never more than an error."""
+    with pytest.raises(LoadFailed, match="weights_corrupt"):
+        parse_header(text, "f", 100)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "file_bytes"),
+    [(b"", 0), (b"\x10\0\0\0", 4), ((50).to_bytes(8, "little"), 57), (b"\xff" * 8, 10**6), (bytes(8), 100)],
+)
+def test_an_impossible_header_length_is_corrupt(prefix: bytes, file_bytes: int) -> None:
+    """A length beyond the file is refused before anything is read."""
+    with pytest.raises(LoadFailed, match="weights_corrupt"):
+        header_bytes(prefix, "f", file_bytes)
+
+
+def test_a_possible_header_length_is_taken() -> None:
+    """Up to the whole rest of the file."""
+    assert header_bytes((50).to_bytes(8, "little"), "f", 58) == 50
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../x.safetensors"}}',
+     '{"weight_map": {"a": "x.bin"}}'],
+)  # fmt: skip
+def test_a_bad_index_is_corrupt(text: str) -> None:
+    """Also one that names a file elsewhere."""
+    with pytest.raises(LoadFailed, match="weights_corrupt"):
+        parse_index(text)
+
+
+def test_range_bytes_count_floats_in_the_wanted_type() -> None:
+    """Integers stay as they are."""
+    entries = [TensorEntry("a", "f", "BF16", (2, 3), 0), TensorEntry("b", "f", "I64", (2,), 12)]
+    assert range_bytes(entries) == 28
+    assert range_bytes(entries, 4) == 40
+
+
+def test_the_checkpoints_own_type_is_the_one_of_most_bytes() -> None:
+    """A few float32 norms do not make a float32 checkpoint."""
+    entries = [TensorEntry("a", "f", "BF16", (100,), 0), TensorEntry("b", "f", "F32", (3,), 200)]
+    assert majority_float(entries) == "BF16"
+    assert majority_float([TensorEntry("b", "f", "I8", (3,), 0)]) is None
