@@ -153,7 +153,7 @@ async def scripted_mesh(
     """
     clock = EventClock()
     nodes = [
-        create_node(clock, "abcdefgh"[index], layers, **(node_options or {}).get(index, {}))
+        create_node(clock, layers=layers, **{"node_id": "abcdefgh"[index], **(node_options or {}).get(index, {})})
         for index, layers in enumerate(cuts)
     ]
     mesh = create_mesh(
