@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 import time
@@ -11,7 +12,6 @@ from typing import Any
 
 import click
 import uvloop
-from transformers.utils import logging as transformers_logging
 
 from gateway.app import create_app
 from gateway.generation import create_generator
@@ -56,7 +56,7 @@ def command(**options: Any) -> int:
         start_parent_watch()
     log_format = options["log_format"]
     configure_logging(level=options["log_level"], json=None if log_format == "auto" else log_format == "json")
-    transformers_logging.set_verbosity_error()
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of what a gateway does on purpose
     settings = read_settings(options)
     folder = find_model(settings)
     tokenizer = read_tokenizer(settings, folder)

@@ -43,11 +43,12 @@ class StreamLimits:
     """How long a stream may be silent on either side.
 
     Args:
-        keep_alive_s: A comment is sent after this much silence of ours.
+        keep_alive_s: A comment is sent after this much silence of ours. Longer than a new call waits for a route,
+            so that a missing one is a response of its own.
         stall_s: A client that takes nothing for this long has left.
     """
 
-    keep_alive_s: float = 5.0
+    keep_alive_s: float = 10.0
     stall_s: float = 60.0
 
 
@@ -97,7 +98,7 @@ class ChatResponse:
             Exception: A fault of ours, likewise.
         """
         feed = TokenFeed(self._start())
-        writer = _Writer(send, self._limits.stall_s)
+        writer = _Writer(send, self._limits.stall_s, self._clock)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             generation = tasks.create_task(feed.run())
@@ -137,7 +138,10 @@ class ChatResponse:
             role = b""
             if reason is not None:
                 frames += self._last_frames(encoder, reason)
-            await writer.write(b"".join(frames), last=reason is not None)
+            data = b"".join(frames)
+            if not data and writer.quiet_s >= self._limits.keep_alive_s:
+                data = KEEP_ALIVE  # tokens come, but none that shows
+            await writer.write(data, last=reason is not None)
 
     def _read(self, tokens: list[int]) -> tuple[list[str], FinishReason | None]:
         """The texts that these tokens add, up to the answer's end, and why it ended if it did."""
@@ -194,10 +198,17 @@ class ChatResponse:
 class _Writer:
     """Sends a response's parts, and does not wait for ever for a client that does not read them."""
 
-    def __init__(self, send: Send, stall_s: float) -> None:
+    def __init__(self, send: Send, stall_s: float, clock: Clock) -> None:
         self._send = send
         self._stall_s = stall_s
+        self._clock = clock
+        self._sent_s = clock.monotonic()
         self.started = False
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since something was sent."""
+        return self._clock.monotonic() - self._sent_s
 
     async def write(self, frames: bytes, *, last: bool = False) -> None:
         """Send frames of a stream, after its headers if they are the first.
@@ -215,6 +226,7 @@ class _Writer:
                 await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
         except TimeoutError as error:
             raise ClientLeft("stalled") from error
+        self._sent_s = self._clock.monotonic()
 
     async def write_whole(self, body: bytes) -> None:
         """Send a JSON response."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -47,7 +48,7 @@ def create_server(app: Litestar, *, drain_s: float) -> GatewayServer:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=IDLE_CONNECTION_S,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_graceful_shutdown=math.ceil(drain_s),
     )
     return GatewayServer(config)
 

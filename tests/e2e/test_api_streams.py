@@ -105,6 +105,22 @@ def test_comments_are_sent_while_there_is_nothing_to_say(api: ApiServer):
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_comments_are_sent_while_only_hidden_tokens_come(api: ApiServer):
+    """A model that writes special tokens alone does not leave its reader in silence."""
+    ticks = [asyncio.Event() for _ in range(30)]
+
+    def tick(index: int) -> None:
+        ticks[index].set()
+        if index + 1 < len(ticks):
+            api.loop.call_later(KEEP_ALIVE_S / 5, tick, index + 1)
+
+    api.generator.script = lambda _request: [74, *(step for event in ticks for step in (event, 1)), 2]
+    api.in_loop(lambda: tick(0))
+    stream = read_stream(api)
+    assert stream.comments >= 2
+    assert len(stream.chunks) == 3
+
+
 def test_headers_wait_for_the_first_token_or_the_first_comment(api: ApiServer):
     """A failure after the first comment can only be an error frame."""
     wait = asyncio.Event()
