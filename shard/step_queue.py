@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.errors import StepFailed
 from shared.messages import Step
@@ -37,6 +37,7 @@ class QueuedStep:
         arrived_at: Monotonic seconds.
         cancelled: Turned true by whoever no longer wants the answer; never turned back.
         cancel_code: The code of the answer in that case.
+        nbytes: Bytes of received tensors that it keeps alive.
     """
 
     step: Step
@@ -45,11 +46,10 @@ class QueuedStep:
     arrived_at: float
     cancelled: bool = False
     cancel_code: str = "cancelled"
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of received tensors that it keeps alive."""
-        return sum(tensor.data.nbytes for tensor in self.tensors.values())
+    def __post_init__(self) -> None:
+        self.nbytes = sum(tensor.data.nbytes for tensor in self.tensors.values())
 
     def cancel(self, code: str) -> None:
         """Ask for the step to stop at the next layer, to be answered with this error code."""
