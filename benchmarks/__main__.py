@@ -9,7 +9,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.record import write
-from shared.models import default_model_folder
+from tests.support.default_model import default_model_folder
 
 NAMES = ("decode", "context", "hop", "memory", "gateway")
 

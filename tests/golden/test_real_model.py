@@ -26,7 +26,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 1234}
 @pytest.fixture(scope="module")
 def model() -> Path:
     """The default model's folder, fetched and converted once."""
-    from shared.models import default_model_folder
+    from tests.support.default_model import default_model_folder
 
     return default_model_folder()
 
