@@ -26,7 +26,7 @@ from shared.errors import MeshError
 from shared.models.folder import read_config
 
 INLINE_CHARS_MAX = 8_000
-"""Prompts up to this size are tokenized on the event loop, in about 2 ms; larger ones in a thread."""
+"""Prompts up to this size are tokenized on the event loop, in about 3 ms; larger ones in a thread."""
 PROBE = "meshnet-probe"
 
 _TEMPLATE_FAULTS = (
