@@ -17,6 +17,7 @@ from shared.models.fingerprint import stored_tensors
 from shared.models.folder import check_folder, read_config
 from shared.models.progress import Progress
 from tests.conftest import TinyModels
+from tests.support.default_model import default_model_folder
 from tests.support.model_files import write_gguf
 
 TEXTS = (
@@ -154,29 +155,27 @@ def test_the_command_leaves_an_existing_folder_alone(gguf: Path, tmp_path: Path)
     assert "exists already" in result.output
 
 
+@pytest.fixture(scope="module")
+def default_tokenizer() -> PreTrainedTokenizerFast:
+    """The converted default model's tokenizer, loaded as the gateway does."""
+    return PreTrainedTokenizerFast.from_pretrained(default_model_folder())
+
+
 @pytest.mark.real_model
-class TestTheDefaultModel:
-    """The converted default model behaves as its authors' tokenizer and template do."""
+def test_template_and_token_ids_are_qwens(default_tokenizer: PreTrainedTokenizerFast):
+    """The ids that Qwen2.5's own tokenizer gives for its own template's output."""
+    messages = [{"role": "user", "content": "Hello, world! 123"}]
+    text = default_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\nHello, world! 123<|im_end|>\n<|im_start|>assistant\n"
+    )
+    system = [151644, 8948, 198, 2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 1446, 525, 264, 10950]
+    rest = [17847, 13, 151645, 198, 151644, 872, 198, 9707, 11, 1879, 0, 220, 16, 17, 18, 151645, 198]
+    assert default_tokenizer(text, add_special_tokens=False).input_ids == [*system, *rest, 151644, 77091, 198]
 
-    @pytest.fixture(scope="class")
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Its tokenizer, loaded as the gateway does."""
-        from shared.models.source import resolve_model
 
-        return PreTrainedTokenizerFast.from_pretrained(resolve_model("default").path)
-
-    def test_template_and_token_ids_are_qwens(self, tokenizer: PreTrainedTokenizerFast):
-        """The ids that Qwen2.5's own tokenizer gives for its own template's output."""
-        messages = [{"role": "user", "content": "Hello, world! 123"}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert text == (
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\nHello, world! 123<|im_end|>\n<|im_start|>assistant\n"
-        )
-        system = [151644, 8948, 198, 2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 1446, 525, 264, 10950]
-        rest = [17847, 13, 151645, 198, 151644, 872, 198, 9707, 11, 1879, 0, 220, 16, 17, 18, 151645, 198]
-        assert tokenizer(text, add_special_tokens=False).input_ids == [*system, *rest, 151644, 77091, 198]
-
-    def test_text_is_composed_before_it_is_cut(self, tokenizer: PreTrainedTokenizerFast):
-        """Qwen's normalizer, which a GGUF does not carry: a letter and its accent are one character."""
-        assert tokenizer("cafe\u0301").input_ids == tokenizer("café").input_ids
+@pytest.mark.real_model
+def test_text_is_composed_before_it_is_cut(default_tokenizer: PreTrainedTokenizerFast):
+    """Qwen's normalizer, which a GGUF does not carry: a letter and its accent are one character."""
+    assert default_tokenizer("cafe\u0301").input_ids == default_tokenizer("café").input_ids

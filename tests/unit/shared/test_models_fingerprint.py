@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint, stored_tensors
 from tests.conftest import TinyModels
+from tests.support.default_model import default_model_folder
 
 
 @pytest.fixture
@@ -96,9 +97,7 @@ def test_weights_that_are_cut_short_are_a_clear_error(folder: Path):
 @pytest.mark.real_model
 def test_the_real_model_takes_less_than_a_fifth_of_a_second():
     """It is computed at each start of each process."""
-    from shared.models.source import resolve_model
-
-    folder = resolve_model("default").path
+    folder = default_model_folder()
     took_s = []
     for _ in range(3):
         started = time.perf_counter()

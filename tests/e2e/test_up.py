@@ -1,0 +1,190 @@
+"""`meshnet up` with real processes: it serves, what it prints works as pasted, and nothing outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.conftest import TinyModels
+from tests.support.fleet import REPO, child_env, free_port, wait_until
+
+START_TIMEOUT_S = 100.0
+END_TIMEOUT_S = 30.0
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass
+class Up:
+    """A running `meshnet up` and what it has printed."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    port: int
+
+    @property
+    def text(self) -> str:
+        """Everything printed so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        """The gateway."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_for(self, words: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until it has printed this."""
+
+        def printed_or_ended() -> bool:
+            if words in self.text:
+                return True
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.text}"
+            return False
+
+        wait_until(printed_or_ended, f"{words!r} in\n{self.text}", timeout_s)
+
+    def family(self) -> list[psutil.Process]:
+        """This process and everything below it."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def end(self) -> None:
+        """Whatever a test has left."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = self.family()
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_TIMEOUT_S)
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait()
+
+
+def wait_gone(processes: list[psutil.Process], timeout_s: float = END_TIMEOUT_S) -> None:
+    """Wait until none of them runs."""
+
+    def all_gone() -> bool:
+        return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+    def gone() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return all_gone()
+        return False
+
+    wait_until(gone, f"the end of {processes}", timeout_s)
+
+
+@contextlib.contextmanager
+def running_up(model: Path, folder: Path, *flags: str, command: list[str] | None = None) -> Iterator[Up]:
+    """Start it, and end whatever is left of it."""
+    port = free_port()
+    log = folder / "up.log"
+    own = [sys.executable, "-m", "shared.cli", "up", "--model", str(model), "--port", str(port), *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            own if command is None else [*command, f"PORT={port}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=REPO,
+            env=child_env(),
+        )
+    up = Up(process, log, port)
+    try:
+        yield up
+    finally:
+        up.end()
+
+
+def test_it_serves_and_what_it_prints_works_as_pasted(tiny_model: TinyModels, tmp_path: Path):
+    """Three nodes; the curl and the Python snippet get an answer; SIGTERM ends everything with 0."""
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "3", "--threads", "1") as up:
+        up.wait_for("Ctrl-C ends every process.")
+        for index, layers in enumerate(["0 to 1", "2 to 3", "4 to 5"]):
+            assert re.search(rf"node-{index} +layers +{layers} +cpu f32, pid \d+", up.text)
+        printed = up.text[up.text.index("ready after") :]
+        assert f"base_url  {up.url}/v1" in printed
+        curl = printed[printed.index("curl ") : printed.index("# --- in Python")]
+        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=True)
+        assert answer.stdout.rstrip().endswith("data: [DONE]")
+        snippet = printed[printed.index("from openai") : printed.index("Ctrl-C")]
+        subprocess.run([sys.executable, "-c", snippet], capture_output=True, timeout=60, check=True)
+        family = up.family()
+        assert len(family) == 5
+        up.process.terminate()
+        assert up.process.wait(END_TIMEOUT_S) == 0
+        wait_gone(family)
+        assert "gateway  | " in up.text
+        assert "request.finished" in up.text
+
+
+def test_ctrl_c_during_the_start_ends_everything(tiny_model: TinyModels, tmp_path: Path):
+    """Before the route is ready."""
+    with running_up(tiny_model("llama"), tmp_path) as up:
+        wait_until(lambda: len(up.family()) >= 3, "two nodes", START_TIMEOUT_S)
+        family = up.family()
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(END_TIMEOUT_S) in (0, 130)
+        wait_gone(family)
+
+
+def test_a_node_that_dies_is_named_and_ends_the_rest(tiny_model: TinyModels, tmp_path: Path):
+    """With its last lines, and exit code 1."""
+    with running_up(tiny_model("llama"), tmp_path, "--threads", "1") as up:
+        up.wait_for("Ctrl-C ends every process.")
+        family = up.family()
+        nodes = {node["id"]: node["pid"] for node in httpx.get(f"{up.url}/mesh").json()["nodes"]}
+        os.kill(nodes["node-1"], signal.SIGKILL)
+        assert up.process.wait(END_TIMEOUT_S) == 1
+        assert "error: node-1 ended unexpectedly with signal SIGKILL. Its last lines:" in up.text
+        wait_gone(family)
+
+
+def test_a_setting_that_a_node_refuses_is_shown(tiny_model: TinyModels, tmp_path: Path):
+    """The node's own words, not a timeout."""
+    with running_up(tiny_model("llama"), tmp_path, "--device", "abacus") as up:
+        assert up.process.wait(START_TIMEOUT_S) == 1
+        assert "ended unexpectedly with exit code" in up.text
+        assert "abacus" in up.text
+
+
+def test_more_nodes_than_layers_are_refused(tiny_model: TinyModels, tmp_path: Path):
+    """Said at once."""
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "7") as up:
+        assert up.process.wait(START_TIMEOUT_S) == 1
+        assert "has 6 layers, so at most that many nodes, not 7" in up.text
+
+
+@pytest.mark.parametrize("moment", ["starting", "serving"])
+def test_the_death_of_what_started_it_ends_everything(tiny_model: TinyModels, tmp_path: Path, moment: str):
+    """`make` killed by SIGKILL, the way the Makefile runs it, while nodes start and while they serve."""
+    stamps = ["-o", ".venv/.installed-run", f"VENV={Path(sys.executable).parent.parent}"]
+    make = ["make", "-s", *stamps, "up", f"MODEL={tiny_model('llama')}", "THREADS=1", "NODES=2"]
+    with running_up(tiny_model("llama"), tmp_path, command=make) as up:
+        if moment == "serving":
+            up.wait_for("Ctrl-C ends every process.")
+        else:
+            wait_until(lambda: len(up.family()) >= 4, "nodes under make", START_TIMEOUT_S)
+        family = up.family()
+        up.process.kill()
+        wait_gone(family)
+
+
+def test_its_own_death_ends_everything(tiny_model: TinyModels, tmp_path: Path):
+    """SIGKILL leaves it no chance to tell its children."""
+    with running_up(tiny_model("llama"), tmp_path, "--threads", "1") as up:
+        up.wait_for("Ctrl-C ends every process.")
+        family = up.family()
+        up.process.kill()
+        wait_gone(family)

