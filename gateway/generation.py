@@ -66,6 +66,7 @@ class TokenStream:
         self._encode_text = encode_text
         self._ready: deque[int] = deque()
         self._has_failed = False
+        self._is_broken = False
 
     @property
     def figures(self) -> Figures:
@@ -90,19 +91,24 @@ class TokenStream:
 
         Raises:
             GenerationFailed: The generation cannot go on.
-            StopAsyncIteration: The answer is complete.
+            StopAsyncIteration: The answer is complete, or the stream has ended before.
         """
-        if self._left == 0:
+        if self._left == 0 or self._is_broken:
             raise StopAsyncIteration
         if not self._ready:
-            try:
-                self._ready.extend(await next_ids(self._generation, self._encode_text))
-            except GenerationFailed:
-                self._has_failed = True
-                raise
+            await self._extend()
         token_id = self._ready.popleft()
         self._left = 0 if token_id in self._eos_ids else self._left - 1
         return token_id
+
+    async def _extend(self) -> None:
+        self._is_broken = True  # until there is an answer: a pass that was left half-way cannot be taken up
+        try:
+            self._ready.extend(await next_ids(self._generation, self._encode_text))
+        except GenerationFailed:
+            self._has_failed = True
+            raise
+        self._is_broken = False
 
 
 @dataclass(slots=True)

@@ -6,16 +6,9 @@ whoever waits for it, one writes what `ask` and `post` have put into the outbox,
 caller posts while being cancelled still leaves. Answers are matched by (session, step_index, epoch); one
 that nobody waits for (a late one) is dropped and counted.
 
-Time. No wait has a timer of its own: the tick looks at all of them, four times a second, so a decoded
-token costs no timer. It counts *attentive* time, which leaves out stretches in which this process did
-not run (a suspended laptop, a long garbage collection), so that our own pause is never taken for a
-node's. Two things end a wait:
-
-- silence: nothing at all has come for `SILENCE_MAX_S`, although heartbeats ask twice a second. The link
-  is closed and every wait on it ends with `LinkClosed`. Large frames on their way extend this.
-- no progress: the node's event loop lives, but for longer than the step's allowance
-  (`gateway.pacing`) it has finished no step of anyone. Each finished step, ours or another gateway's as
-  heartbeats report it, begins the wait anew: a busy node is not a stalled one.
+No wait has a timer of its own: the tick looks at all of them, four times a second, so a decoded token
+costs no timer. `gateway.liveness` says when the link is to be closed for silence, which ends all waits
+with `LinkClosed`, and which waits have met a stalled node.
 """
 
 from __future__ import annotations
@@ -28,7 +21,8 @@ from typing import Protocol
 
 import structlog
 
-from gateway.pacing import LINK_BYTES_PER_S_MIN, Pace
+from gateway.liveness import TICK_S, Liveness
+from gateway.pacing import Pace
 from shared.backoff import Backoff
 from shared.clock import Clock
 from shared.errors import CacheMissed, DeadlineExceeded, FrameError, LinkClosed, MeshError, StepFailed
@@ -52,16 +46,8 @@ from shared.messages import (
 )
 from shared.tensor_spec import WireTensor
 
-TICK_S = 0.25
-"""How often deadlines are looked at."""
 TICKS_PER_HEARTBEAT = 2
 """A heartbeat every 0.5 s."""
-SILENCE_MAX_S = 2.0
-"""Four unanswered heartbeats: the node, or the way to it, is gone."""
-SILENCE_EXTENSION_MAX_S = 30.0
-"""Frames on their way extend the silence by what they need on the slowest link, but never by more than this."""
-STEP_WAIT_MAX_S = 600.0
-"""Bound of one wait, however busy its node is with other steps."""
 NEIGHBOUR_STEP_TOKENS = 256
 """Size of the steps that other gateways are assumed to have queued at a busy node."""
 OUTBOX_MESSAGES_MAX = 4096
@@ -113,7 +99,7 @@ class _Wait:
     asked_at: float
     asked_at_attentive: float
     allowance_s: float
-    sent_bytes_mark: int
+    sent_mark: int
 
 
 @dataclass(slots=True)
@@ -121,7 +107,7 @@ class _Beat:
     """A heartbeat that has been asked and not been answered."""
 
     asked_at: float
-    sent_bytes_mark: int
+    sent_mark: int
     answered: asyncio.Future[None] | None
 
 
@@ -177,13 +163,7 @@ class NodeLink:
         self._outbox_filled = asyncio.Event()
         self._unsent = _Unsent()
         self._past_counters = LinkCounters()
-        self._attentive_s = 0.0
-        self._ticked_at = 0.0
-        self._heard_at = 0.0
-        self._progress_at = 0.0
-        self._forsaken_s = 0.0
-        self._sent_bytes = 0
-        self._arrived_bytes = 0
+        self._liveness = Liveness()
 
     @property
     def is_open(self) -> bool:
@@ -221,8 +201,8 @@ class NodeLink:
         payload_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
         allowance_s = patience * self.pace.allowance_s(step.new_len, payload_bytes)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._sent_bytes += payload_bytes
-        wait = _Wait(step, answer, self._clock.monotonic(), self._attentive_s, allowance_s, self._sent_bytes)
+        sent_mark = self._liveness.note_sent(payload_bytes)
+        wait = _Wait(step, answer, self._clock.monotonic(), self._liveness.now_s, allowance_s, sent_mark)
         key = (step.session, step.step_index, step.epoch)
         if key in self._waits:
             raise ValueError(f"step {key} is already waited for")
@@ -233,7 +213,7 @@ class NodeLink:
         finally:
             del self._waits[key]
             if answer.cancelled():
-                self._forsaken_s = max(self._forsaken_s, allowance_s)
+                self._liveness.note_forsaken(allowance_s)
 
     def post(self, message: Release | Cancel) -> None:
         """Send without waiting; kept for later when the link is down, if the same process comes back."""
@@ -284,12 +264,11 @@ class NodeLink:
         self.info = link.peer_node or self.info
         if self.info is None or self.info.pid != known_pid:
             self.pace = Pace()
+            self.stats = None
         self.connects += 1
         self.last_error = None
         self._link = link
-        self._ticked_at = self._clock.monotonic()
-        self._heard_at = self._progress_at = self._attentive_s
-        self._arrived_bytes = self._sent_bytes
+        self._liveness.begin(self._clock.monotonic())
         self._backoff.reset()
         self._flush_unsent()
         self._beat(None)
@@ -360,7 +339,7 @@ class NodeLink:
     async def _read(self, link: OpenLink) -> None:
         while True:
             message, tensors = await link.receive()
-            self._heard_at = self._attentive_s
+            self._liveness.note_heard()
             if isinstance(message, StepResult):
                 self._take_result(message, tensors)
             else:
@@ -399,16 +378,16 @@ class NodeLink:
 
     def _awaited(self, session: str, step_index: int, epoch: int) -> _Wait | None:
         """The wait that this answer ends; None, and counted, when there is none."""
-        self._note_progress()
+        self._liveness.note_progress()
         wait = self._waits.get((session, step_index, epoch))
         if wait is None or wait.answer.done():
             self.late_answers += 1
             return None
-        self._arrived_bytes = max(self._arrived_bytes, wait.sent_bytes_mark)
+        self._liveness.note_arrived(wait.sent_mark)
         return wait
 
     def _take_error(self, error: Error) -> None:
-        self._note_progress()
+        self._liveness.note_progress()
         waits = [
             wait
             for (session, step_index, epoch), wait in self._waits.items()
@@ -424,10 +403,10 @@ class NodeLink:
         if beat is None:
             return
         self.round_trip_s = self._clock.monotonic() - beat.asked_at
-        self._arrived_bytes = max(self._arrived_bytes, beat.sent_bytes_mark)
+        self._liveness.note_arrived(beat.sent_mark)
         if reply.stats is not None:
             if _has_worked(self.stats, reply.stats):
-                self._note_progress()
+                self._liveness.note_progress()
             self.stats = reply.stats
             self._take_state(reply.stats.state)
         if beat.answered is not None and not beat.answered.done():
@@ -450,9 +429,7 @@ class NodeLink:
         ticks = 0
         while True:
             await self._clock.sleep(TICK_S)
-            now = self._clock.monotonic()
-            self._attentive_s += min(now - self._ticked_at, 2 * TICK_S)
-            self._ticked_at = now
+            self._liveness.tick(self._clock.monotonic())
             self._check_silence()
             self._check_progress()
             ticks += 1
@@ -462,32 +439,26 @@ class NodeLink:
     def _beat(self, answered: asyncio.Future[None] | None) -> None:
         self._beat_seq += 1
         self._put(Heartbeat(seq=self._beat_seq), None, None)
-        self._beats[self._beat_seq] = _Beat(self._clock.monotonic(), self._sent_bytes, answered)
+        self._beats[self._beat_seq] = _Beat(self._clock.monotonic(), self._liveness.sent_bytes, answered)
         if len(self._beats) > HEARTBEATS_OPEN_MAX:
             raise LinkClosed("silent", f"{self.url} answers no heartbeat", limit=HEARTBEATS_OPEN_MAX)
 
     def _check_silence(self) -> None:
-        on_their_way_s = (self._sent_bytes - self._arrived_bytes) / LINK_BYTES_PER_S_MIN
-        limit_s = SILENCE_MAX_S + min(on_their_way_s, SILENCE_EXTENSION_MAX_S)
-        silence_s = self._attentive_s - self._heard_at
-        if silence_s >= limit_s:
-            raise LinkClosed("silent", f"nothing came from {self.url} for {silence_s:.1f} s", limit_s=limit_s)
+        silence_s = self._liveness.silence_s()
+        if silence_s is not None:
+            raise LinkClosed("silent", f"nothing came from {self.url} for {silence_s:.1f} s", silence_s=silence_s)
 
     def _check_progress(self) -> None:
-        allowance_s = max([self._forsaken_s, *(wait.allowance_s for wait in self._waits.values())])
+        if not self._waits:
+            return
+        allowance_s = max(wait.allowance_s for wait in self._waits.values())
         if self.stats is not None and self.stats.queued_steps >= len(self._waits):
             # All our steps are queued, so what the node computes is somebody else's.
             allowance_s = max(allowance_s, self.pace.allowance_s(NEIGHBOUR_STEP_TOKENS))
         for wait in self._waits.values():
-            waited_s = self._attentive_s - wait.asked_at_attentive
-            idle_s = min(waited_s, self._attentive_s - self._progress_at)
-            if idle_s > allowance_s or waited_s > STEP_WAIT_MAX_S:
-                log.warning("step.stalled", url=self.url, session=wait.step.session, waited_s=round(waited_s, 2))
-                _fail(wait.answer, DeadlineExceeded("step_stalled", f"{self.url} made no progress", waited_s=waited_s))
-
-    def _note_progress(self) -> None:
-        self._progress_at = self._attentive_s
-        self._forsaken_s = 0.0
+            if self._liveness.is_stalled(wait.asked_at_attentive, allowance_s):
+                log.warning("step.stalled", url=self.url, session=wait.step.session, allowance_s=round(allowance_s, 2))
+                _fail(wait.answer, DeadlineExceeded("step_stalled", f"{self.url} made no progress", url=self.url))
 
 
 def _fail(future: asyncio.Future[Answer] | asyncio.Future[None], error: MeshError) -> None:

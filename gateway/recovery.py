@@ -30,7 +30,7 @@ from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
 from gateway.session import HopState, ReplayNeeded, Session
 from gateway.waiting import wait_first
 from shared.errors import CacheMissed, DeadlineExceeded, LinkClosed, MeshError, StepFailed
-from shared.messages import NodeInfo
+from shared.messages import Cancel, NodeInfo
 
 RECOVERIES_PER_PASS_MAX = 8
 """Of one hop, without it answering the pass: enough for a node that restarts again and again for a while,
@@ -176,6 +176,7 @@ async def relocate(generation: Generation, failure: HopFailed) -> None:
     node = await find_node(generation, index, avoid=action == "elsewhere")
     if node.node != hop.node:
         generation.admission.move(session.id, hop.node, node)
+        generation.mesh.post(hop.node, Cancel(session=session.id))
         generation.figures.moves += 1
         log.warning("hop.moved", session=session.id, hop=index, source=hop.node, target=node.node)
     hop.place(node)

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.liveness import SILENCE_MAX_S, STEP_WAIT_MAX_S, TICK_S
 from gateway.node_link import (
     HEARTBEATS_OPEN_MAX,
     OUTBOX_MESSAGES_MAX,
-    SILENCE_MAX_S,
-    STEP_WAIT_MAX_S,
-    TICK_S,
     UNSENT_MAX,
     Answer,
     NodeLink,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from gateway.errors import GenerationFailed
-from gateway.node_link import SILENCE_MAX_S, TICK_S
+from gateway.liveness import SILENCE_MAX_S, TICK_S
 from gateway.recovery import RECOVERIES_PER_PASS_MAX, REFUSALS_PER_PASS_MAX
 from shared.errors import FrameError
 from shared.messages import Message, Step, StepResult
