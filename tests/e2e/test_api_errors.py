@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import structlog.testing
 
 from tests.support.api_server import CALL_HEAD, ApiServer, running_api
 from tests.support.text_tokenizers import build_byte_level
@@ -265,6 +266,10 @@ def test_a_crash_of_ours_is_a_500_that_tells_nothing(api: ApiServer):
     """The log has the traceback, the caller a request id."""
     api.generator.script = lambda _request: [RuntimeError("secret detail")]
     for stream in (False, True):
-        error = error_of(api.chat(stream=stream), 500)
+        with structlog.testing.capture_logs() as events:
+            response = api.chat(stream=stream)
+        error = error_of(response, 500)
         assert (error["type"], error["code"]) == ("server_error", "internal_error")
         assert "secret" not in str(error)
+        (crash,) = [event for event in events if event["event"] == "request.crashed"]
+        assert crash["request_id"] == response.headers["x-request-id"]
