@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+NO_TOKEN = 10**9
+"""Beyond any vocabulary: `generate` would otherwise take the model's own end of sequence."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,20 @@ class Reference:
     def greedy(self, content: str, max_tokens: int) -> Answer:
         """The answer that a greedy chat completion must give."""
         prompt_ids = self.prompt_ids(content)
-        output = self.model.generate(
-            torch.tensor([prompt_ids]),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            repetition_penalty=1.0,
-            eos_token_id=sorted(self.eos_ids),
-            pad_token_id=self.tokenizer.pad_token_id,
-        )
-        token_ids = output[0, len(prompt_ids) :].tolist()
+        token_ids = self.greedy_ids(prompt_ids, max_tokens, eos_ids=sorted(self.eos_ids))
         ended = token_ids[-1] in self.eos_ids
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return Answer(len(prompt_ids), token_ids, text, "stop" if ended else "length")
+
+    def greedy_ids(self, prompt_ids: list[int], max_tokens: int, eos_ids: Sequence[int] = ()) -> list[int]:
+        """Greedy tokens after a prompt; without `eos_ids` nothing ends them but `max_tokens`."""
+        output = self.model.generate(
+            torch.tensor([prompt_ids]),
+            generation_config=GenerationConfig(
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                eos_token_id=list(eos_ids) or [NO_TOKEN],
+                pad_token_id=self.tokenizer.pad_token_id,
+            ),
+        )
+        return list(output[0, len(prompt_ids) :].tolist())
