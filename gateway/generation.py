@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import secrets
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +23,9 @@ from gateway.session import create_session
 from gateway.waiting import wait_first
 from shared.clock import Clock, SystemClock
 from shared.messages import Cancel, Release
+
+SESSION_ID_BYTES = 12
+"""96 random bits: unique across gateways, and 16 characters in every step's header."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -324,7 +327,7 @@ def create_generator(
         settings=settings,
         encode_text=encode_text,
         clock=clock or SystemClock(),
-        mint_session_id=mint_session_id or (lambda: uuid.uuid4().hex),
+        mint_session_id=mint_session_id or (lambda: secrets.token_urlsafe(SESSION_ID_BYTES)),
     )
     mesh.listen(generator.admit)
     return generator
