@@ -23,6 +23,7 @@ import structlog
 
 from gateway.liveness import TICK_S, Liveness
 from gateway.pacing import Pace
+from gateway.waiting import wait_first
 from shared.backoff import Backoff
 from shared.clock import Clock
 from shared.errors import CacheMissed, DeadlineExceeded, FrameError, LinkClosed, MeshError, StepFailed
@@ -54,6 +55,8 @@ OUTBOX_MESSAGES_MAX = 4096
 """Far more than admitted sessions can have under way; over it the node does not read, and its link is closed."""
 UNSENT_MAX = 256
 """Releases and cancels kept for a process whose link is down; beyond, its TTL frees the sessions."""
+LAST_WORDS_S = 1.0
+"""How long a gateway that stops goes on telling a node which sessions have ended."""
 HEARTBEATS_OPEN_MAX = 64
 """Heartbeats whose answers are awaited; the silence limit closes the link long before."""
 
@@ -247,7 +250,7 @@ class NodeLink:
 
     async def _serve(self, link: OpenLink) -> None:
         self._adopt(link)
-        failure: MeshError = LinkClosed("gateway_stopped", "the gateway closed the link", url=self.url)
+        failure: MeshError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(link))
@@ -256,8 +259,16 @@ class NodeLink:
         except* MeshError as group:
             failure = _first(group)
         finally:
+            if failure is None:
+                await wait_first(self._clock, LAST_WORDS_S, self._send_last_words(link))
+                failure = LinkClosed("gateway_stopped", "the gateway closed the link", url=self.url)
             self._abandon(link, failure)
             await link.close(1000, failure.code)
+
+    async def _send_last_words(self, link: OpenLink) -> None:
+        """The gateway stops: nodes are still told which sessions have ended."""
+        for message in [message for message, _, _ in self._outbox if isinstance(message, Release | Cancel)]:
+            await link.send(message)
 
     def _adopt(self, link: OpenLink) -> None:
         known_pid = self.info.pid if self.info else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import LinkClosed
-from shared.messages import LoadProgress, Release
+from shared.messages import Cancel, LoadProgress, Release
 from tests.support.scripted_mesh import expected, idle, scripted_mesh
 from tests.support.scripted_node import Drop, Miss, nth
 
@@ -81,6 +81,16 @@ async def test_stopping_closes_every_link() -> None:
     assert len(links) == 3
     assert all(link.is_closed for link in links)
     assert mesh.mesh.nodes() == []
+
+
+async def test_stopping_still_tells_nodes_which_sessions_have_ended() -> None:
+    """A gateway that ends in mid-answer leaves nothing to their time to live."""
+    async with scripted_mesh() as mesh:
+        generation = mesh.generator.generation(mesh.request())
+        tokens = await mesh.drive(generation.__aenter__())
+        await mesh.drive(anext(tokens))
+        await generation.__aexit__(None, None, None)
+    assert all(node.ended == [Cancel(session="s1")] for node in mesh.nodes)
 
 
 async def test_the_snapshot_is_json_and_shows_what_happened() -> None:
