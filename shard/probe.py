@@ -1,22 +1,30 @@
-"""A first, tiny pass through a loaded stage: what its layers return, and whether they take a cache.
+"""A few tiny passes through a loaded stage: what its layers return, and whether they take a cache.
 
-Two positions and then one are run with a cache. That shows what no config says: whether layers return
-tuples, which axis of a boundary counts positions, what a position takes in the cache, and whether layers that
-accept a cache also use it.
+Three positions are run as two and one. That shows what no config says: whether layers return tuples, which
+axis of a boundary counts positions, what a position takes in the cache, and whether layers that accept a cache
+also use it. Where a slot is opaque they are run again as one and two: some state-space layers of transformers
+cannot continue from their state by more than one position, and give something else without a word.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 import torch
 
-from shard.stage import Stage
+from shard.session_cache import StageCache
+from shard.stage import Stage, StageInput
 from shared.errors import LoadFailed
 
 log = structlog.get_logger(__name__)
 
-PROBE_LENS = (2, 1)
-"""Positions of the two passes: different, so that the axis that counts them shows."""
+LONG_STEP_FIRST, LONG_STEP_LAST = (2, 1), (1, 2)
+"""The same positions in different steps: what they give may differ only by rounding."""
+POSITIONS = 3
+ROUNDING = {torch.float32: 1e-4}
+"""Largest relative difference that is rounding, for element types that allow less than `ROUNDING_LOW`."""
+ROUNDING_LOW = 0.03
 
 
 def probe_stage(stage: Stage) -> None:
@@ -62,28 +70,78 @@ def _settle_layer_form(stage: Stage, *, cached: bool) -> Exception | None:
 
 
 def _rehearse(stage: Stage, *, cached: bool) -> None:
-    cache = stage.new_cache() if cached else None
-    long_input, long_output = stage.rehearse(PROBE_LENS[0], cache)
-    allocated = cache.nbytes if cache else 0
-    short_input, short_output = stage.rehearse(PROBE_LENS[1], cache)
-    stage.input_axis = _position_axis(long_input, short_input)
-    stage.output_axis = _position_axis(long_output, short_output)
-    if cache is None:
+    long, short = LONG_STEP_FIRST
+    if not stage.is_first:
+        stage.input_axis = _position_axis(stage.peek(long), stage.peek(short))
+    item = _rehearsal_input(stage)
+    if not cached:
+        long_shape, short_shape = (stage.run(_part(stage, item, 0, new_len, None)).shape for new_len in (long, short))
+        _learn_output_axis(stage, long_shape, short_shape)
         return
+    cache = stage.new_cache()
+    first, last = _run_steps(stage, item, LONG_STEP_FIRST, cache)
+    _learn_output_axis(stage, first.shape, last.shape)
     unused = cache.unused_slot()
     if unused is not None:
         raise TypeError(f"layer {unused} accepts a cache and does not use it")
-    # Slots that count positions have room to spare, so what has grown is opaque ones.
-    stage.kv_bytes_per_token = cache.position_bytes + (cache.nbytes - allocated) // PROBE_LENS[1]
+    stage.kv_bytes_per_token = cache.bytes_per_position()
+    if cache.opaque_states():
+        _learn_chunks(stage, item, last, cache)
 
 
-def _position_axis(long: torch.Size | None, short: torch.Size | None) -> int:
+def _learn_chunks(stage: Stage, item: StageInput, last: torch.Tensor, cache: StageCache) -> None:
+    stage.continues_in_chunks = True
+    chunk_cache = stage.new_cache()
+    chunk_last = _run_steps(stage, item, LONG_STEP_LAST, chunk_cache)[-1]
+    # Outputs alone would not do: what a layer adds drowns in what passes through it.
+    pairs = [(_last_position(stage, last), _last_position(stage, chunk_last))]
+    pairs += zip(cache.opaque_states(), chunk_cache.opaque_states(), strict=True)
+    tolerance = ROUNDING.get(stage.dtype, ROUNDING_LOW)
+    stage.continues_in_chunks = all(_are_close(a, b, tolerance) for a, b in pairs)
+    if not stage.continues_in_chunks:
+        log.info("stage.chunks_unsupported", layers=str(stage.layers))
+
+
+def _rehearsal_input(stage: Stage) -> StageInput:
+    """Three positions that differ from each other, in the form in which the stage receives them."""
+    if stage.is_first:
+        return StageInput(token_ids=torch.arange(POSITIONS).unsqueeze(0) % stage.vocab_size)
+    noise = torch.randn(stage.peek(POSITIONS), generator=torch.Generator().manual_seed(0))
+    return StageInput(hidden_states=noise.to(stage.dtype))
+
+
+def _run_steps(stage: Stage, item: StageInput, steps: Sequence[int], cache: StageCache) -> list[torch.Tensor]:
+    return [stage.run(_part(stage, item, cache.length, new_len, cache)) for new_len in steps]
+
+
+def _part(stage: Stage, item: StageInput, start: int, new_len: int, cache: StageCache | None) -> StageInput:
+    if item.hidden_states is None:
+        token_ids = None if item.token_ids is None else item.token_ids[:, start : start + new_len]
+        return StageInput(token_ids=token_ids, cache=cache, past_len=start)
+    hidden_states = item.hidden_states.narrow(stage.input_axis, start, new_len)
+    return StageInput(hidden_states=hidden_states, cache=cache, past_len=start)
+
+
+def _learn_output_axis(stage: Stage, long: torch.Size, short: torch.Size) -> None:
+    if not stage.is_last:
+        stage.output_axis = _position_axis(long, short)
+
+
+def _last_position(stage: Stage, output: torch.Tensor) -> torch.Tensor:
+    return output if stage.is_last else output.select(stage.output_axis, output.shape[stage.output_axis] - 1)
+
+
+def _are_close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    a, b = a.double(), b.double()
+    return bool(torch.linalg.vector_norm(a - b) <= tolerance * torch.linalg.vector_norm(a))
+
+
+def _position_axis(long: torch.Size, short: torch.Size) -> int:
     """The axis that counts positions: the one that two passes of different lengths differ in."""
-    if long is None or short is None:
-        return 1
-    axes = [axis for axis, (a, b) in enumerate(zip(long, short, strict=True)) if (a, b) == PROBE_LENS]
+    pairs = enumerate(zip(long, short, strict=True))
+    axes = [axis for axis, lengths in pairs if lengths == LONG_STEP_FIRST]
     if len(axes) != 1:
-        raise TypeError(f"the layers' boundary has shapes {list(long)} and {list(short)} for {PROBE_LENS} positions")
+        raise TypeError(f"a boundary has shapes {list(long)} and {list(short)} for {LONG_STEP_FIRST} positions")
     return axes[0]
 
 

@@ -68,12 +68,13 @@ class StageCache:
         """Bytes allocated, which is more than the positions fill."""
         return sum(_allocated_bytes(slot) for slot in self.slots.layers)
 
-    @property
-    def position_bytes(self) -> int:
-        """What one position takes in the slots that count positions; needs at least one position."""
-        slots = [slot for slot in self.slots.layers if isinstance(slot, GrowingLayer | WindowLayer)]
-        tensors = [tensor for slot in slots for tensor in (slot.keys, slot.values) if tensor is not None]
-        return sum(tensor.nbytes // tensor.shape[-2] for tensor in tensors)
+    def bytes_per_position(self) -> int:
+        """What one more position takes, once some are held. Slots that do not count positions stay as they are."""
+        return sum(_bytes_per_position(slot) for slot in self.slots.layers)
+
+    def opaque_states(self) -> list[torch.Tensor]:
+        """What the opaque slots hold, in their order; for comparing caches of the same stage."""
+        return [tensor for slot in self.slots.layers if _is_opaque(slot) for tensor in _tensors(slot)]
 
     def unused_slot(self) -> int | None:
         """Absolute index of a layer of the range that has not put into its slot what it has seen."""
@@ -92,11 +93,12 @@ class StageCache:
         return self.slots
 
     def commit(self, new_len: int) -> None:
-        """The step has run through all layers."""
+        """A pass has run through all layers."""
         self.length += new_len
 
-    def abort(self) -> None:
-        """The step has failed somewhere: put the slots back, or be damaged."""
+    def abort(self, length: int) -> None:
+        """A step has failed somewhere: put the slots back to `length` positions, or be damaged."""
+        self.length = length
         for slot in self.slots.layers:
             if not self._put_back(slot):
                 self.damaged = True
@@ -104,7 +106,7 @@ class StageCache:
     def _put_back(self, slot: Any) -> bool:
         if isinstance(slot, GrowingLayer | WindowLayer):
             return slot.truncate(self.length)
-        return isinstance(slot, AbsentLayer) or not any(True for _ in _tensors(slot))
+        return not (_is_opaque(slot) and any(True for _ in _tensors(slot)))
 
 
 def _choose_slot(slot: Any, *, held: bool) -> Any:
@@ -115,6 +117,18 @@ def _choose_slot(slot: Any, *, held: bool) -> Any:
     if type(slot) is DynamicSlidingWindowLayer:
         return WindowLayer(slot.sliding_window)
     return slot
+
+
+def _is_opaque(slot: Any) -> bool:
+    return not isinstance(slot, GrowingLayer | WindowLayer | DummyLayer)
+
+
+def _bytes_per_position(slot: Any) -> int:
+    """Attention slots hold positions on the last axis but one, as transformers lays them out."""
+    if not isinstance(slot, CacheLayerMixin):
+        return 0
+    held = [tensor for tensor in (slot.keys, slot.values) if tensor is not None and tensor.numel()]
+    return sum(tensor.nbytes // tensor.shape[-2] for tensor in held)
 
 
 def _allocated_bytes(slot: Any) -> int:

@@ -36,7 +36,7 @@ class StageInput:
             that want ids in every layer.
         hidden_states: What the hop before gave; all ranges but the first need them.
         cache: Holds exactly `past_len` positions, and takes the new ones; None is stateless.
-        past_len: Positions before the new ones.
+        past_len: Positions before the new ones; 0 without a cache.
         output_len: How many of the last positions' outputs are wanted; None wants all of them.
         cancelled: Asked between layers; true stops the step.
     """
@@ -88,10 +88,14 @@ class Stage:
         device: Where it computes.
         dtype: What it computes in, and the element type of its outputs.
         config: The model's.
+        vocab_size: Token ids are below this.
+        context_len: Positions the model was trained for; 0 when unknown.
         is_first: It embeds token ids.
         is_last: It applies the final norm and the head.
         weight_bytes: Bytes of its weights in memory.
         supports_kv_cache: False when the model's layers reject a cache; `no_cache_reason` says why.
+        continues_in_chunks: False when layers continue from a cache by one position at a time only; longer steps
+            are then run so.
         kv_bytes_per_token: What one more position of one session takes.
     """
 
@@ -114,10 +118,11 @@ class Stage:
         self.is_first, self.is_last = layers.start == 0, outline.is_last(layers)
         self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
         text_config = self.config.get_text_config(decoder=True)
-        self._vocab_size: int = text_config.vocab_size
+        self.vocab_size: int = text_config.vocab_size
         self.context_len: int = getattr(text_config, "max_position_embeddings", None) or 0
         self.supports_kv_cache = True
         self.no_cache_reason: str | None = None
+        self.continues_in_chunks = True
         self.kv_bytes_per_token = 0
         self.input_axis, self.output_axis = 1, 1
 
@@ -147,31 +152,27 @@ class Stage:
         token_ids, hidden_states = self._check(item)
         try:
             with torch.inference_mode():
-                output = self._pass(item, token_ids, hidden_states)
+                if item.past_len and token_ids.shape[1] > 1 and not self.continues_in_chunks:
+                    return self._run_one_by_one(item, token_ids, hidden_states)
+                return self._run_together(item, token_ids, hidden_states)
         except BaseException as error:
             if item.cache is not None:
-                item.cache.abort()
+                item.cache.abort(item.past_len)
             failure = _as_step_failure(error)
             if failure is None:
                 raise
             raise failure from error
-        if item.cache is not None:
-            item.cache.commit(token_ids.shape[1])
-        return output
 
-    def rehearse(self, new_len: int, cache: StageCache | None) -> tuple[torch.Size | None, torch.Size | None]:
-        """Run placeholders through, with whatever the model itself brings to the range's first layer.
-
-        Gives the shapes of what went into the range and of what came out, None where that is no boundary.
-        Raises whatever the model raises.
-        """
-        token_ids = torch.zeros((1, new_len), dtype=torch.long, device=self.device)
-        item = StageInput(cache=cache, past_len=cache.length if cache else 0)
-        with torch.inference_mode():
-            hidden, _ = self._run_model(item, token_ids, None, ends_early=not self.is_last)
-        if cache is not None:
-            cache.commit(new_len)
-        return self._state.placeholder_shape, None if hidden is None else hidden.shape
+    def peek(self, new_len: int) -> torch.Size:
+        """The shape of what this model passes on to the range's first layer, which is not the model's first."""
+        self._state.peeking = True
+        try:
+            item = StageInput()
+            with torch.inference_mode():
+                self._pass(item, torch.zeros((1, new_len), dtype=torch.long, device=self.device), None, ends_early=True)
+        finally:
+            self._state.peeking = False
+        return cast(torch.Size, self._state.placeholder_shape)
 
     @property
     def layer_form(self) -> int | None:
@@ -189,8 +190,9 @@ class Stage:
 
     def _check(self, item: StageInput) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Token ids ``[1, T]`` (placeholders where the range has no use for them) and hidden states."""
-        if item.cache is not None and (item.cache.damaged or item.cache.length != item.past_len):
-            raise ValueError(f"the cache holds {item.cache.length} positions, the step continues at {item.past_len}")
+        held_len = item.cache.length if item.cache else 0
+        if held_len != item.past_len or (item.cache and item.cache.damaged):
+            raise ValueError(f"the cache holds {held_len} positions, the step continues at {item.past_len}")
         hidden_states = None if self.is_first else self._check_hidden_states(item.hidden_states)
         if item.token_ids is not None:
             token_ids = self._check_token_ids(item.token_ids)
@@ -209,8 +211,8 @@ class Stage:
         if token_ids.is_floating_point() or token_ids.dtype is torch.bool:
             raise _bad_step("token_ids", f"token_ids must be integers, got {token_ids.dtype}")
         lowest, highest = (int(bound) for bound in token_ids.aminmax())
-        if lowest < 0 or highest >= self._vocab_size:
-            message = f"token_ids must be from 0 to {self._vocab_size - 1}, got {lowest} to {highest}"
+        if lowest < 0 or highest >= self.vocab_size:
+            message = f"token_ids must be from 0 to {self.vocab_size - 1}, got {lowest} to {highest}"
             raise _bad_step("token_ids", message)
         return token_ids.to(self.device, torch.long)
 
@@ -227,19 +229,39 @@ class Stage:
             )
         return hidden_states.to(self.device)
 
-    def _pass(self, item: StageInput, token_ids: torch.Tensor, hidden_states: torch.Tensor | None) -> torch.Tensor:
+    def _run_together(
+        self, item: StageInput, token_ids: torch.Tensor, hidden_states: torch.Tensor | None
+    ) -> torch.Tensor:
         ends_early = not self.is_last or item.output_len == 0
-        hidden, logits = self._run_model(item, token_ids, hidden_states, ends_early=ends_early)
+        hidden, logits = self._pass(item, token_ids, hidden_states, ends_early=ends_early)
         if hidden is None:
             return cast(torch.Tensor, logits)
-        if self.is_last:
-            return hidden.new_empty(0)
-        new_len = token_ids.shape[1]
-        if item.output_len is None or item.output_len == new_len:
-            return hidden
-        return hidden.narrow(self.output_axis, new_len - item.output_len, item.output_len).contiguous()
+        return hidden.new_empty(0) if self.is_last else self._last_positions(hidden, item.output_len)
 
-    def _run_model(
+    def _run_one_by_one(
+        self, item: StageInput, token_ids: torch.Tensor, hidden_states: torch.Tensor | None
+    ) -> torch.Tensor:
+        """For layers that can only continue by one position at a time."""
+        new_len = token_ids.shape[1]
+        outputs: list[torch.Tensor] = []
+        logits: torch.Tensor | None = None
+        for i in range(new_len):
+            passed_on = None if hidden_states is None else hidden_states.narrow(self.input_axis, i, 1)
+            ends_early = not self.is_last or item.output_len == 0 or i < new_len - 1
+            hidden, logits = self._pass(item, token_ids[:, i : i + 1], passed_on, ends_early=ends_early)
+            if hidden is not None:
+                outputs.append(hidden)
+        if self.is_last:
+            return outputs[0].new_empty(0) if logits is None else logits
+        return self._last_positions(torch.cat(outputs, dim=self.output_axis), item.output_len)
+
+    def _last_positions(self, hidden: torch.Tensor, output_len: int | None) -> torch.Tensor:
+        new_len = hidden.shape[self.output_axis]
+        if output_len is None or output_len == new_len:
+            return hidden
+        return hidden.narrow(self.output_axis, new_len - output_len, output_len).contiguous()
+
+    def _pass(
         self, item: StageInput, token_ids: torch.Tensor, injected: torch.Tensor | None, *, ends_early: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What the range's last layer gave if the pass ends there, else the logits ``[V]``."""
@@ -250,12 +272,15 @@ class Stage:
             outputs = None
         finally:
             hidden = self._state.end()
+        if item.cache is not None:
+            item.cache.commit(token_ids.shape[1])
         return hidden, None if outputs is None else outputs.logits[0, -1]
 
     def _arguments(self, item: StageInput, token_ids: torch.Tensor) -> dict[str, Any]:
         names = self._names
         arguments: dict[str, Any] = {"input_ids": token_ids}
-        positions = torch.arange(item.past_len, item.past_len + token_ids.shape[1], device=self.device)
+        past_len = item.cache.length if item.cache else 0
+        positions = torch.arange(past_len, past_len + token_ids.shape[1], device=self.device)
         if names.position_ids:
             arguments[names.position_ids] = positions.unsqueeze(0)
         if names.cache_position:

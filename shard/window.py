@@ -41,7 +41,8 @@ class PassState:
     """What the stand-ins and hooks of one windowed model share: the step that is running.
 
     Attributes:
-        injected: Hidden states for the first layer of the range; None lets the model's own through.
+        injected: Hidden states for the first layer of the range.
+        peeking: End the pass at the injection, to see only what the model brings there.
         ends_early: End the pass after the range's last layer.
         cancelled: Asked before each layer.
         captured: What the range's last layer gave.
@@ -51,6 +52,7 @@ class PassState:
 
     def __init__(self) -> None:
         self.injected: torch.Tensor | None = None
+        self.peeking = False
         self.ends_early = False
         self.cancelled: Callable[[], bool] = _never
         self.captured: torch.Tensor | None = None
@@ -74,8 +76,10 @@ class PassState:
             StepFailed: `bad_step` when they do not have the shape that this model's layers pass on.
         """
         self.placeholder_shape = placeholder.shape
+        if self.peeking:
+            raise PassEnded
         if self.injected is None:
-            return placeholder
+            raise ValueError("a pass over a range that is not first was begun without hidden states")
         if self.injected.shape != placeholder.shape:
             shape, expected = list(self.injected.shape), list(placeholder.shape)
             message = f"hidden_states has shape {shape}, this model's layers pass on {expected}"
@@ -203,8 +207,9 @@ def watch_layers(model: PreTrainedModel, outline: ModelOutline, layers: LayerRan
             raise StepFailed("cancelled", "the step was cancelled while it ran")
 
     def capture(_module: nn.Module, _args: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        state.tuple_len = len(output) if isinstance(output, tuple) else None
+        is_tuple = isinstance(output, tuple | list)
+        hidden = output[0] if is_tuple else output
+        state.tuple_len = len(output) if is_tuple else None
         if state.ends_early:
             state.captured = hidden
             raise PassEnded
