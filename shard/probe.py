@@ -105,7 +105,8 @@ def _learn_chunks(stage: Stage, item: StageInput, last: torch.Tensor, cache: Sta
 def _rehearsal_input(stage: Stage) -> StageInput:
     """Three positions that differ from each other, in the form in which the stage receives them."""
     if stage.is_first:
-        return StageInput(token_ids=torch.arange(POSITIONS).unsqueeze(0) % stage.vocab_size)
+        middle = stage.vocab_size // 2  # padding, whose embedding is zero, has a low id or the last
+        return StageInput(token_ids=(torch.arange(POSITIONS) + middle).unsqueeze(0) % stage.vocab_size)
     noise = torch.randn(stage.peek(POSITIONS), generator=torch.Generator().manual_seed(0))
     return StageInput(hidden_states=noise.to(stage.dtype))
 

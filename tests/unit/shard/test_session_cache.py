@@ -1,0 +1,101 @@
+"""A stage's cache: absolute slots, its length, its bytes, and what a failed step leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+from transformers.cache_utils import LinearAttentionLayer
+
+from shard.kv_layers import AbsentLayer, GrowingLayer, WindowLayer
+from shard.session_cache import StageCache
+from shared.layers import LayerRange
+from tests.support.tiny_models import KINDS, SLIDING_WINDOW, tiny_config
+
+KEYS = torch.ones(1, 2, 3, 8)
+
+
+def kinds_of(cache: StageCache) -> list[type]:
+    """What stands in each slot."""
+    return [type(slot) for slot in cache.slots.layers]
+
+
+def config(kind: str) -> PretrainedConfig:
+    """A config of six layers."""
+    return tiny_config(kind, 100)
+
+
+def test_slots_keep_absolute_indices() -> None:
+    """Those outside the range are there, and hold nothing."""
+    cache = StageCache(config("llama"), LayerRange(2, 4))
+    assert kinds_of(cache) == [AbsentLayer, AbsentLayer, GrowingLayer, GrowingLayer, AbsentLayer, AbsentLayer]
+
+
+def test_each_kind_of_layer_gets_its_kind_of_slot() -> None:
+    """Sliding windows are bounded; linear attention stays transformers' own."""
+    assert (
+        kinds_of(StageCache(config("gemma3"), LayerRange(0, 3)))
+        == [WindowLayer] * 2 + [GrowingLayer] + [AbsentLayer] * 3
+    )
+    hybrid = kinds_of(StageCache(config("qwen3_next"), LayerRange(1, 4)))
+    assert hybrid[:4] == [AbsentLayer, LinearAttentionLayer, GrowingLayer, LinearAttentionLayer]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [LayerRange(0, 6), LayerRange(1, 2), LayerRange(2, 3), LayerRange(3, 5)], ids=str)
+def test_the_model_can_ask_any_slot_for_its_past(kind: str, layers: LayerRange) -> None:
+    """Also a stage that holds no slot that counts: its length stands beside the slots."""
+    cache = StageCache(config(kind), layers)
+    cache.length = 5
+    slots = cache.begin()
+    absent = [i for i in range(6) if i not in layers]
+    assert all(slots.get_seq_length(i) == 5 and slots.get_mask_sizes(2, i) == (7, 0) for i in absent)
+
+
+def test_nbytes_counts_what_is_allocated() -> None:
+    """Nothing at first, then whole buffers, and opaque states as they are."""
+    cache = StageCache(config("qwen3_next"), LayerRange(1, 3))
+    assert cache.nbytes == 0
+    cache.slots.update(KEYS, KEYS, 2)
+    attention = cache.nbytes
+    assert attention >= 2 * KEYS.nbytes
+    cache.slots.update_conv_state(torch.ones(1, 6, 4), 1)
+    cache.slots.update_recurrent_state(torch.ones(1, 2, 8, 8), 1)
+    assert cache.nbytes == attention + 4 * (6 * 4 + 2 * 8 * 8)
+    assert cache.bytes_per_position() == 2 * KEYS.nbytes // 3
+
+
+def test_a_failed_step_is_taken_back() -> None:
+    """Layers that had already appended forget it."""
+    cache = StageCache(config("llama"), LayerRange(0, 2))
+    for i in (0, 1):
+        cache.begin().update(KEYS, KEYS, i)
+    cache.commit(3)
+    cache.begin().update(KEYS, KEYS, 0)
+    cache.abort(3)
+    assert not cache.damaged
+    assert [slot.get_seq_length() for slot in cache.slots.layers[:2]] == [3, 3]
+
+
+def test_what_cannot_be_taken_back_is_damaged() -> None:
+    """A recurrent state has no way back, nor has a window that has moved on."""
+    linear = StageCache(config("qwen3_next"), LayerRange(0, 1))
+    linear.abort(0)
+    assert not linear.damaged
+    linear.slots.update_conv_state(torch.ones(1, 6, 4), 0)
+    linear.abort(0)
+    assert linear.damaged
+    window = StageCache(config("gemma3"), LayerRange(0, 1))
+    window.slots.update(torch.ones(1, 2, SLIDING_WINDOW + 1, 8), torch.ones(1, 2, SLIDING_WINDOW + 1, 8), 0)
+    window.abort(0)
+    assert window.damaged
+
+
+def test_a_slot_that_was_passed_over_is_found() -> None:
+    """By its absolute index."""
+    cache = StageCache(config("llama"), LayerRange(1, 3))
+    cache.slots.update(KEYS, KEYS, 1)
+    cache.commit(3)
+    assert cache.unused_slot() == 2
+    cache.slots.update(KEYS, KEYS, 2)
+    assert cache.unused_slot() is None
