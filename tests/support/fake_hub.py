@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,10 +34,14 @@ class FakeHub:
     """By path: send so many bytes of the next answers' bodies, then close the connection."""
     stall_after: dict[str, int] = field(default_factory=dict)
     """By path: send so many bytes, and the rest once `released`."""
+    ignores_ranges: bool = False
+    """Send whole files whatever is asked for."""
     missing: set[str] = field(default_factory=set)
     """Paths answered by 404."""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Method, path and Range of each request."""
+    headers: list[Message] = field(default_factory=list)
+    """Headers of each request."""
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -92,6 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.split("?")[0]
         self.hub.requests.append((self.command, path, self.headers.get("Range")))
+        self.hub.headers.append(self.headers)
         found = None if path in self.hub.missing else self.hub.find(path)
         if found is None:
             self.send_response(404)
@@ -115,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _range_start(self, size: int) -> int:
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        return min(int(match[1]), size) if match else 0
+        return min(int(match[1]), size) if match and not self.hub.ignores_ranges else 0
 
     def _send_body(self, path: str, body: bytes) -> None:
         cuts = self.hub.cut_after.get(path)

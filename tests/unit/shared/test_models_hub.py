@@ -20,9 +20,6 @@ from tests.conftest import TinyModels
 from tests.support.fake_hub import FakeHub, running_hub
 from tests.support.model_files import HUB_FILE
 
-WEIGHTS = "/org/tiny/resolve/0123456789abcdef0123456789abcdef01234567/model.safetensors"
-FILE = "/org/tiny-GGUF/resolve/main/tiny-q8.gguf"
-
 
 @pytest.fixture
 def hub(tiny_model: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
@@ -79,16 +76,15 @@ def test_bytes_are_reported(hub: FakeHub):
     assert seen[-1].is_finished
 
 
-def test_a_connection_that_breaks_is_continued_within_one_attempt(
+def test_a_catalogue_file_is_fetched_with_the_users_token(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What has arrived is not asked for again."""
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    """Some repositories open only to those who have accepted a licence."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     content = hub.files["org/tiny-GGUF"]["tiny-q8.gguf"]
-    hub.cut_after[FILE] = [150_000]
-    assert fetch_file(HUB_FILE, tmp_path / "partial", ignore_progress).read_bytes() == content
-    assert hub.ranges(FILE)[0] is None
-    assert hub.ranges(FILE)[-1] == "bytes=150000-"
+    fetch_file(HUB_FILE, tmp_path / "file", len(content), ignore_progress)
+    assert (tmp_path / "file").read_bytes() == content
+    assert hub.headers[-1]["authorization"] == "Bearer hf_secret"
 
 
 def test_a_missing_repository_is_one_sentence(hub: FakeHub):
@@ -97,13 +93,6 @@ def test_a_missing_repository_is_one_sentence(hub: FakeHub):
         fetch_snapshot("org/nothing", ignore_progress)
     assert caught.value.code == "unknown_model"
     assert "\n" not in caught.value.message
-
-
-def test_a_missing_file_is_one_sentence(hub: FakeHub, tmp_path: Path):
-    """The repository is there, the file is not."""
-    hub.missing.add(FILE)
-    with pytest.raises(ModelUnavailable, match="the hub has no org/tiny-GGUF"):
-        fetch_file(HUB_FILE, tmp_path, ignore_progress)
 
 
 def test_without_network_the_answer_comes_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

