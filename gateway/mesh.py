@@ -8,7 +8,8 @@ from random import Random
 
 import structlog
 
-from gateway.node_link import Dial, NodeLink
+from gateway.node_link import NodeLink
+from gateway.open_link import Dial
 from shared.backoff import Backoff
 from shared.clock import Clock, SystemClock
 from shared.handshake import VERSIONS

@@ -14,19 +14,20 @@ with `LinkClosed`, and which waits have met a stalled node.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import structlog
 
 from gateway.liveness import TICK_S, Liveness
+from gateway.open_link import Dial, OpenLink, add_counters
 from gateway.pacing import Pace
 from gateway.waiting import wait_first
+from gateway.waits import Answer, Wait, Waits
 from shared.backoff import Backoff
 from shared.clock import Clock
-from shared.errors import CacheMissed, DeadlineExceeded, FrameError, LinkClosed, MeshError, StepFailed
+from shared.errors import DeadlineExceeded, FrameError, LinkClosed, MeshError
 from shared.link import LinkCounters
 from shared.messages import (
     CacheMiss,
@@ -61,48 +62,6 @@ HEARTBEATS_OPEN_MAX = 64
 """Heartbeats whose answers are awaited; the silence limit closes the link long before."""
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-class OpenLink(Protocol):
-    """What is needed of a `shared.link.Link`."""
-
-    counters: LinkCounters
-
-    @property
-    def peer_node(self) -> NodeInfo | None:
-        """What the node said of itself."""
-        ...
-
-    async def send(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
-        """Send one message; raises `LinkClosed`, or `FrameError` for what is over a limit."""
-        ...
-
-    async def receive(self) -> tuple[Message, dict[str, WireTensor]]:
-        """The next message; raises `LinkClosed` and other `MeshError`s when there will be none."""
-        ...
-
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close; whoever sends or receives gets `LinkClosed`."""
-        ...
-
-
-Dial = Callable[[str, Hello], Awaitable[OpenLink]]
-"""Opens a link to an address, raising a `MeshError` when that fails."""
-
-Answer = tuple[StepResult, dict[str, WireTensor]]
-_Key = tuple[str, int, int]
-
-
-@dataclass(slots=True, eq=False)
-class _Wait:
-    """A step that has been asked and not been answered."""
-
-    step: Step
-    answer: asyncio.Future[Answer]
-    asked_at: float
-    asked_at_attentive: float
-    allowance_s: float
-    sent_mark: int
 
 
 @dataclass(slots=True)
@@ -149,7 +108,6 @@ class NodeLink:
         self.stats: NodeStats | None = None
         self.pace = Pace()
         self.connects = 0
-        self.late_answers = 0
         self.round_trip_s: float | None = None
         self.load_progress: tuple[int, int] | None = None
         self.last_error: MeshError | None = None
@@ -159,10 +117,10 @@ class NodeLink:
         self._backoff = backoff
         self._on_change = on_change
         self._link: OpenLink | None = None
-        self._waits: dict[_Key, _Wait] = {}
+        self._waits = Waits()
         self._beats: dict[int, _Beat] = {}
         self._beat_seq = 0
-        self._outbox: deque[tuple[Message, Mapping[str, WireTensor] | None, _Wait | None]] = deque()
+        self._outbox: deque[tuple[Message, Mapping[str, WireTensor] | None, Wait | None]] = deque()
         self._outbox_filled = asyncio.Event()
         self._unsent = _Unsent()
         self._past_counters = LinkCounters()
@@ -178,12 +136,17 @@ class NodeLink:
         """Steps asked and not yet answered."""
         return len(self._waits)
 
+    @property
+    def late_answers(self) -> int:
+        """Answers that came when nobody waited for them any more."""
+        return self._waits.late_answers
+
     def counters(self) -> LinkCounters:
         """Frames and bytes of all links there have been to this node."""
         total = LinkCounters()
-        for counters in (self._past_counters, self._link.counters if self._link else None):
-            if counters is not None:
-                _add(total, counters)
+        add_counters(total, self._past_counters)
+        if self._link is not None:
+            add_counters(total, self._link.counters)
         return total
 
     async def ask(self, step: Step, tensors: Mapping[str, WireTensor], *, patience: float = 1.0) -> Answer:
@@ -205,16 +168,13 @@ class NodeLink:
         allowance_s = patience * self.pace.allowance_s(step.new_len, payload_bytes)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         sent_mark = self._liveness.note_sent(payload_bytes)
-        wait = _Wait(step, answer, self._clock.monotonic(), self._liveness.now_s, allowance_s, sent_mark)
-        key = (step.session, step.step_index, step.epoch)
-        if key in self._waits:
-            raise ValueError(f"step {key} is already waited for")
-        self._put(step, tensors, wait)
-        self._waits[key] = wait
+        wait = Wait(step, answer, self._clock.monotonic(), self._liveness.now_s, allowance_s, sent_mark)
+        self._waits.add(wait)
         try:
+            self._put(step, tensors, wait)
             return await answer
         finally:
-            del self._waits[key]
+            self._waits.remove(wait)
             if answer.cancelled():
                 self._liveness.note_forsaken(allowance_s)
 
@@ -297,16 +257,16 @@ class NodeLink:
         self._link = None
         self.last_error = failure
         self.round_trip_s = None
-        _add(self._past_counters, link.counters)
+        add_counters(self._past_counters, link.counters)
         for message, _, _ in self._outbox:
             if isinstance(message, Release | Cancel):
                 self._unsent.messages.append(message)
         self._outbox.clear()
-        for wait in self._waits.values():
-            _fail(wait.answer, LinkClosed(failure.code, f"the link to {self.url} closed: {failure.message}"))
+        closed = LinkClosed(failure.code, f"the link to {self.url} closed: {failure.message}", url=self.url)
+        self._waits.fail_all(closed)
         for beat in self._beats.values():
-            if beat.answered is not None:
-                _fail(beat.answered, LinkClosed(failure.code, f"the link to {self.url} closed"))
+            if beat.answered is not None and not beat.answered.done():
+                beat.answered.set_exception(closed)
         self._beats.clear()
         log.warning("node.disconnected", url=self.url, code=failure.code, **_described(self.info))
         self._on_change()
@@ -318,7 +278,7 @@ class NodeLink:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, message: Message, tensors: Mapping[str, WireTensor] | None, wait: _Wait | None) -> None:
+    def _put(self, message: Message, tensors: Mapping[str, WireTensor] | None, wait: Wait | None) -> None:
         if self._link is None:
             raise LinkClosed("no_link", f"there is no link to {self.url}", url=self.url)
         self._outbox.append((message, tensors, wait))
@@ -338,12 +298,12 @@ class NodeLink:
                     await self._send_step(link, message, tensors, wait)
 
     async def _send_step(
-        self, link: OpenLink, message: Message, tensors: Mapping[str, WireTensor] | None, wait: _Wait
+        self, link: OpenLink, message: Message, tensors: Mapping[str, WireTensor] | None, wait: Wait
     ) -> None:
         try:
             await link.send(message, tensors)
         except FrameError as error:
-            _fail(wait.answer, error)
+            wait.fail(error)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -357,23 +317,25 @@ class NodeLink:
                 self._take_other(message)
 
     def _take_result(self, result: StepResult, tensors: dict[str, WireTensor]) -> None:
-        wait = self._awaited(result.session, result.step_index, result.epoch)
-        if wait is None:
-            return
-        took_s = self._clock.monotonic() - wait.asked_at - result.queue_us / 1e6
-        self.pace.record(wait.step.new_len, max(took_s, result.compute_us / 1e6))
-        wait.answer.set_result((result, tensors))
+        self._liveness.note_progress()
+        wait = self._waits.take_result(result, tensors)
+        if wait is not None:
+            took_s = self._clock.monotonic() - wait.asked_at - result.queue_us / 1e6
+            self.pace.record(wait.step.new_len, max(took_s, result.compute_us / 1e6))
+            self._liveness.note_arrived(wait.sent_mark)
 
     def _take_other(self, message: Message) -> None:
         match message:
             case CacheMiss():
-                wait = self._awaited(message.session, message.step_index, message.epoch)
+                self._liveness.note_progress()
+                wait = self._waits.take_miss(message)
                 if wait is not None:
-                    wait.answer.set_exception(CacheMissed(message.reason, url=self.url, held_len=message.held_len))
+                    self._liveness.note_arrived(wait.sent_mark)
             case Error(session=None):
                 log.warning("node.complained", url=self.url, code=message.code, reason=message.message)
             case Error():
-                self._take_error(message)
+                self._liveness.note_progress()
+                self._waits.take_error(message)
             case Heartbeat(reply=True):
                 self._take_heartbeat(message)
             case Heartbeat():
@@ -386,28 +348,6 @@ class NodeLink:
                 self._take_state("draining")
             case _:
                 log.warning("message.ignored", url=self.url, kind=message.kind)
-
-    def _awaited(self, session: str, step_index: int, epoch: int) -> _Wait | None:
-        """The wait that this answer ends; None, and counted, when there is none."""
-        self._liveness.note_progress()
-        wait = self._waits.get((session, step_index, epoch))
-        if wait is None or wait.answer.done():
-            self.late_answers += 1
-            return None
-        self._liveness.note_arrived(wait.sent_mark)
-        return wait
-
-    def _take_error(self, error: Error) -> None:
-        self._liveness.note_progress()
-        waits = [
-            wait
-            for (session, step_index, epoch), wait in self._waits.items()
-            if session == error.session
-            and (error.step_index is None or (step_index, epoch) == (error.step_index, error.epoch))
-        ]
-        self.late_answers += not waits
-        for wait in waits:
-            _fail(wait.answer, StepFailed(error.code, error.message or error.code, url=self.url))
 
     def _take_heartbeat(self, reply: Heartbeat) -> None:
         beat = self._beats.pop(reply.seq, None)
@@ -462,36 +402,20 @@ class NodeLink:
     def _check_progress(self) -> None:
         if not self._waits:
             return
-        allowance_s = max(wait.allowance_s for wait in self._waits.values())
+        allowance_s = max(wait.allowance_s for wait in self._waits)
         if self.stats is not None and self.stats.queued_steps >= len(self._waits):
             # All our steps are queued, so what the node computes is somebody else's.
             allowance_s = max(allowance_s, self.pace.allowance_s(NEIGHBOUR_STEP_TOKENS))
-        for wait in self._waits.values():
+        for wait in self._waits:
             if self._liveness.is_stalled(wait.asked_at_attentive, allowance_s):
                 log.warning("step.stalled", url=self.url, session=wait.step.session, allowance_s=round(allowance_s, 2))
-                _fail(wait.answer, DeadlineExceeded("step_stalled", f"{self.url} made no progress", url=self.url))
-
-
-def _fail(future: asyncio.Future[Answer] | asyncio.Future[None], error: MeshError) -> None:
-    if not future.done():
-        future.set_exception(error)
+                wait.fail(DeadlineExceeded("step_stalled", f"{self.url} made no progress", url=self.url))
 
 
 def _first(group: BaseExceptionGroup[MeshError]) -> MeshError:
     error = group.exceptions[0]
     assert isinstance(error, MeshError)  # noqa: S101 - the tasks of a link raise no groups of their own
     return error
-
-
-def _add(total: LinkCounters, part: LinkCounters) -> None:
-    counters: Iterable[tuple[Counter[str], Counter[str]]] = (
-        (total.sent_frames, part.sent_frames),
-        (total.sent_bytes, part.sent_bytes),
-        (total.received_frames, part.received_frames),
-        (total.received_bytes, part.received_bytes),
-    )
-    for into, more in counters:
-        into.update(more)
 
 
 def _has_worked(before: NodeStats | None, now: NodeStats) -> bool:

@@ -126,6 +126,15 @@ class Held:
     sampling: SamplingParams | None
 
 
+@dataclass(eq=False)
+class _Queued:
+    link: ScriptedLink
+    step: Step
+    tensors: dict[str, WireTensor]
+    arrived_at: float
+    is_cancelled: bool = False
+
+
 class ScriptedLink:
     """The gateway's end of a link to a scripted node."""
 
@@ -223,9 +232,9 @@ class ScriptedNode:
     queued_elsewhere: int = 0
     links: list[ScriptedLink] = field(default_factory=list)
     _backlog: list[tuple[ScriptedLink, bytes]] = field(default_factory=list)
-    _work: asyncio.Queue[tuple[ScriptedLink, Step, dict[str, WireTensor], float]] = field(default_factory=asyncio.Queue)
+    _work: asyncio.Queue[_Queued] = field(default_factory=asyncio.Queue)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _cancelled: set[str] = field(default_factory=set)
+    _running: _Queued | None = None
 
     @property
     def url(self) -> str:
@@ -267,6 +276,8 @@ class ScriptedNode:
         self.reachable = False
         self.pid += 1
         self.sessions.clear()
+        if self._running is not None:
+            self._running.is_cancelled = True
         while not self._work.empty():
             self._work.get_nowait()
         self.cut()
@@ -316,16 +327,21 @@ class ScriptedNode:
         message = decode_header(frame.header)
         match message:
             case Step():
-                self._work.put_nowait((link, message, frame.tensors, self.clock.monotonic()))
+                self._work.put_nowait(_Queued(link, message, frame.tensors, self.clock.monotonic()))
             case Heartbeat(reply=False):
                 self.heartbeats += 1
                 link.deliver(Heartbeat(seq=message.seq, reply=True, stats=self._stats()))
             case Release() | Cancel():
                 self.ended.append(message)
-                self._cancelled.add(message.session)
-                self.sessions.pop(message.session, None)
+                self._cancel(message.session)
             case _:
                 raise AssertionError(f"unexpected {message}")
+
+    def _cancel(self, session: str) -> None:
+        self.sessions.pop(session, None)
+        for queued in [self._running, *self._work._queue]:  # type: ignore[attr-defined]
+            if queued is not None and queued.step.session == session:
+                queued.is_cancelled = True
 
     async def close(self) -> None:
         """End its tasks."""
@@ -355,21 +371,22 @@ class ScriptedNode:
 
     async def _run(self) -> None:
         while True:
-            link, step, tensors, arrived_at = await self._work.get()
+            queued = self._running = await self._work.get()
+            link, step = queued.link, queued.step
             started_at = self.clock.monotonic()
             fate = self.script(step, len(self.seen))
             self.seen.append(step)
             takes_s = fate.seconds if isinstance(fate, Slow) else self.step_s
             if takes_s:
                 await self.clock.sleep(takes_s)
-            if step.session in self._cancelled:
+            if queued.is_cancelled:
                 answer: tuple[Message, dict[str, WireTensor]] = _error(step, "cancelled")
             else:
-                answer = self._meet(link, step, tensors, fate)
+                answer = self._meet(link, step, queued.tensors, fate)
             message = answer[0]
             if isinstance(message, StepResult):
                 self.busy_us += round(takes_s * 1e6)
-                queue_us = round((started_at - arrived_at) * 1e6)
+                queue_us = round((started_at - queued.arrived_at) * 1e6)
                 message = replace(message, compute_us=round(takes_s * 1e6), queue_us=queue_us)
             if isinstance(fate, Late):
                 self._start(self._deliver_late(link, message, answer[1], fate.seconds))

@@ -12,10 +12,10 @@ from gateway.node_link import (
     HEARTBEATS_OPEN_MAX,
     OUTBOX_MESSAGES_MAX,
     UNSENT_MAX,
-    Answer,
     NodeLink,
 )
 from gateway.pacing import ALLOWANCE_FLOOR_S, UNKNOWN_ALLOWANCE_S, Pace
+from gateway.waits import Answer
 from shared.errors import CacheMissed, DeadlineExceeded, FrameError, HandshakeRefused, LinkClosed, StepFailed
 from shared.layers import LayerRange
 from shared.messages import (
