@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,7 +59,12 @@ _PARTIAL = ".partial"
 
 
 def convert_gguf(
-    source: Path, destination: Path, *, dtype: str = DEFAULT_DTYPE, progress: ProgressSink = ignore_progress
+    source: Path,
+    destination: Path,
+    *,
+    dtype: str = DEFAULT_DTYPE,
+    sampling: Mapping[str, float | None] | None = None,
+    progress: ProgressSink = ignore_progress,
 ) -> None:
     """Write the model of a GGUF file as config, tokenizer and safetensors into a new folder.
 
@@ -70,6 +75,7 @@ def convert_gguf(
         source: The GGUF file.
         destination: The folder to create; its parent must exist.
         dtype: Element type of the stored weights, one of `STORED_DTYPES`.
+        sampling: `temperature` and `top_p` that the model's authors recommend, for `generation_config.json`.
         progress: Told about each phase.
 
     Raises:
@@ -79,7 +85,7 @@ def convert_gguf(
     partial = destination.with_name(f".{destination.name}.{os.getpid()}{_PARTIAL}")
     partial.mkdir()
     try:
-        _write_folder(source, partial, dtype, progress)
+        _write_folder(source, partial, dtype, sampling or {}, progress)
         _make_durable(partial)
         partial.rename(destination)
     except BaseException:
@@ -87,7 +93,9 @@ def convert_gguf(
         raise
 
 
-def _write_folder(source: Path, folder: Path, dtype: str, progress: ProgressSink) -> None:
+def _write_folder(
+    source: Path, folder: Path, dtype: str, sampling: Mapping[str, float | None], progress: ProgressSink
+) -> None:
     """Tokenizer first: it is what fails soonest when transformers does not know the model."""
     progress(Progress("Reading tokenizer", unit="steps"))
     try:
@@ -100,6 +108,10 @@ def _write_folder(source: Path, folder: Path, dtype: str, progress: ProgressSink
             "conversion_failed", f"transformers cannot read {source.name}: {error}", path=str(source)
         ) from error
     model.generation_config.eos_token_id = end_of_generation_ids(tokenizer)
+    recommended = {name: value for name, value in sampling.items() if value is not None}
+    for name, value in recommended.items():
+        setattr(model.generation_config, name, value)
+    model.generation_config.do_sample = True if recommended else None
     tokenizer.model_max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
     progress(Progress("Writing safetensors", unit="steps"))
     tokenizer.save_pretrained(folder)
@@ -196,9 +208,13 @@ def _option(flag: str, variable: str, help: str, **settings: Any) -> Callable[[A
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 @_option("--dtype", "DTYPE", "Element type of the weights.", type=click.Choice(STORED_DTYPES), default=DEFAULT_DTYPE)
+@_option("--temperature", "TEMPERATURE", "What its authors recommend, for generation_config.json.", type=float)
+@_option("--top-p", "TOP_P", "What its authors recommend, for generation_config.json.", type=float)
 @_option("--progress-json", "PROGRESS_JSON", "Print progress as JSON lines, for a parent process.", is_flag=True)
 @_option("--exit-with-parent", "EXIT_WITH_PARENT", "End when the process that started this one is gone.", is_flag=True)
-def main(source: Path, destination: Path, dtype: str, *, progress_json: bool, exit_with_parent: bool) -> None:
+def main(
+    source: Path, destination: Path, *, dtype: str, progress_json: bool, exit_with_parent: bool, **sampling: Any
+) -> None:
     """Turn the GGUF file SOURCE into the Hugging Face folder DESTINATION.
 
     The folder appears only when it is complete. An existing one is left alone.
@@ -211,7 +227,7 @@ def main(source: Path, destination: Path, dtype: str, *, progress_json: bool, ex
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open_display(as_json=progress_json) as display:
-            convert_gguf(source, destination, dtype=dtype, progress=display.show)
+            convert_gguf(source, destination, dtype=dtype, sampling=sampling, progress=display.show)
     except ModelUnavailable as error:
         raise click.ClickException(error.message) from error
 

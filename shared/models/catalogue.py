@@ -55,6 +55,7 @@ class CatalogueEntry:
         size_bytes: Exact size.
         sha256: Hash of the whole file.
         converted_bytes: About how much the converted folder takes.
+        sampling: `temperature` and `top_p` that its authors recommend, which a GGUF does not carry.
         licence: Under which terms the weights may be used.
         sources: Where to look, in order.
     """
@@ -65,6 +66,7 @@ class CatalogueEntry:
     size_bytes: int
     sha256: str
     converted_bytes: int
+    sampling: tuple[tuple[str, float], ...]
     licence: str
     sources: tuple[Source, ...]
 
@@ -76,6 +78,7 @@ _QWEN_CODER_05B = CatalogueEntry(
     size_bytes=491_400_064,
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     converted_bytes=1_272_000_000,
+    sampling=(("temperature", 0.7), ("top_p", 0.8)),
     licence="Apache-2.0",
     sources=(
         HubFile("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),

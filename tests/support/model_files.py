@@ -121,6 +121,7 @@ def entry_of(content: bytes, *sources: Source, **changes: Any) -> CatalogueEntry
         "size_bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
         "converted_bytes": len(content),
+        "sampling": (("temperature", 0.6), ("top_p", 0.9)),
         "licence": "Apache-2.0",
         "sources": sources,
     }

@@ -91,6 +91,7 @@ def test_every_token_that_ends_an_answer_is_written_down(converted: Path):
     assert read_config(converted).eos_ids == {0, 2}
     generation = json.loads((converted / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, 0]
+    assert not {"temperature", "top_p", "do_sample"} & set(generation), "a GGUF recommends nothing"
 
 
 def test_ordinary_tokens_never_end_an_answer(original: Path):

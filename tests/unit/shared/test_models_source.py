@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -198,6 +199,8 @@ def test_a_catalogue_name_becomes_a_model_once(
     seen: list[Progress] = []
     folder = resolve(entry, tmp_path, seen)
     assert {"Reading weights", "Writing safetensors"} <= {progress.task for progress in seen}
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["top_p"], generation["do_sample"]) == (0.6, 0.9, True)
     monkeypatch.setattr("shared.models.source._run_conversion", None)
     server.requests.clear()
     model = resolve_model("SMALL", cache_dir=tmp_path, catalogue=(entry,))
