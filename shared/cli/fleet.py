@@ -24,6 +24,7 @@ STALL_TIMEOUT_S: Final = 180.0
 """How long loading may show no progress: the first read of a cold disk, and what follows the last byte."""
 HTTP_TIMEOUT_S: Final = 5.0
 LISTENING: Final = "listening on "
+STARTING: Final = "Starting processes"
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 T = TypeVar("T")
@@ -58,15 +59,17 @@ class LocalFleet:
         self._listening = asyncio.Event()
         self._ended: asyncio.Queue[tuple[Child, int]] = asyncio.Queue()
         self._followers: set[asyncio.Task[None]] = set()
+        self._loading: dict[str, int] = {}
         self.children: list[Child] = []
 
-    async def start(self) -> None:
+    async def start(self, display: Display) -> None:
         """Start the nodes, learn where they listen, and start the gateway on top.
 
         Raises:
             ChildFailed: A process ended instead.
             StartStalled: A node does not listen.
         """
+        display.show(Progress(STARTING, unit="steps"))
         for index, layers in enumerate(self._ranges):
             await self._start(f"node-{index}", node_command(self._settings, index, layers, self._threads))
         try:
@@ -149,16 +152,36 @@ class LocalFleet:
         async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as client:
             while True:
                 mesh = await _get_mesh(client, self._settings.base_url)
+                progress = self._show_loading(mesh, display)
                 if mesh.get("ready"):
-                    _show_loaded(mesh, display)
                     return mesh
-                progress = _show_loading(mesh, display)
                 if progress != seen:
                     seen, moved_at = progress, loop.time()
                 if loop.time() - moved_at > STALL_TIMEOUT_S:
                     reason = mesh.get("reason") or "the gateway does not answer"
                     raise StartStalled(f"nothing has moved for {STALL_TIMEOUT_S:.0f} s: {reason}")
                 await asyncio.sleep(POLL_INTERVAL_S)
+
+    def _show_loading(self, mesh: dict[str, Any], display: Display) -> list[object]:
+        """Show each node's bytes; what is returned changes whenever something has moved.
+
+        A node that has loaded gives no figures any more, so what was its total ends its bar.
+        """
+        moved: list[object] = []
+        for node in mesh.get("nodes", ()):
+            progress = node.get("load_progress") or {}
+            moved.append((node.get("state"), progress.get("done_bytes")))
+            if node.get("id") is None:
+                continue
+            display.show(Progress(STARTING, 1, 1, "steps"))
+            title = _load_title(node)
+            if node["state"] == "loading" and progress:
+                self._loading[title] = progress["total_bytes"]
+                display.show(Progress(title, progress["done_bytes"], progress["total_bytes"]))
+            elif node["state"] == "ready" and title in self._loading:
+                total_bytes = self._loading.pop(title)
+                display.show(Progress(title, total_bytes, total_bytes))
+        return moved
 
 
 async def _get_mesh(client: httpx.AsyncClient, base_url: str) -> dict[str, Any]:
@@ -168,24 +191,6 @@ async def _get_mesh(client: httpx.AsyncClient, base_url: str) -> dict[str, Any]:
         if response.is_success:
             return dict(response.json())
     return {}
-
-
-def _show_loading(mesh: dict[str, Any], display: Display) -> list[object]:
-    """Show each node's bytes; what is returned changes whenever something has moved."""
-    moved: list[object] = []
-    for node in mesh.get("nodes", ()):
-        progress = node.get("load_progress") or {}
-        moved.append((node.get("state"), progress.get("done_bytes")))
-        if progress and node.get("id"):
-            display.show(Progress(_load_title(node), progress["done_bytes"], progress["total_bytes"]))
-    return moved
-
-
-def _show_loaded(mesh: dict[str, Any], display: Display) -> None:
-    for node in mesh.get("nodes", ()):
-        progress = node.get("load_progress") or {}
-        if progress:
-            display.show(Progress(_load_title(node), progress["total_bytes"], progress["total_bytes"]))
 
 
 def _load_title(node: dict[str, Any]) -> str:

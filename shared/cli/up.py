@@ -106,7 +106,7 @@ async def _start_and_watch(fleet: LocalFleet, settings: UpSettings, output: Outp
     """Start, say that it is ready, and stay until a process ends."""
     with open_display() as display:
         output.display = display
-        await fleet.start()
+        await fleet.start(display)
         mesh = await fleet.wait_ready(display)
     output.display = None
     output.verbose = True
