@@ -98,7 +98,7 @@ def running_up(model: Path, folder: Path, *flags: str, command: list[str] | None
             stdout=output,
             stderr=output,
             cwd=REPO,
-            env=child_env(),
+            env=child_env(MESHNET_CONTEXT_LEN="96"),  # answers of a random model rarely end by themselves
         )
     up = Up(process, log, port)
     try:
@@ -153,7 +153,7 @@ def test_a_node_that_dies_is_named_and_ends_the_rest(tiny_model: TinyModels, tmp
 
 def test_a_setting_that_a_node_refuses_is_shown(tiny_model: TinyModels, tmp_path: Path):
     """The node's own words, not a timeout."""
-    with running_up(tiny_model("llama"), tmp_path, "--device", "abacus") as up:
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", "--device", "abacus") as up:
         assert up.process.wait(START_TIMEOUT_S) == 1
         assert "ended unexpectedly with exit code" in up.text
         assert "abacus" in up.text
@@ -183,7 +183,7 @@ def test_the_death_of_what_started_it_ends_everything(tiny_model: TinyModels, tm
 
 def test_its_own_death_ends_everything(tiny_model: TinyModels, tmp_path: Path):
     """SIGKILL leaves it no chance to tell its children."""
-    with running_up(tiny_model("llama"), tmp_path, "--threads", "1") as up:
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1") as up:
         up.wait_for("Ctrl-C ends every process.")
         family = up.family()
         up.process.kill()
