@@ -25,7 +25,7 @@ up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= 
 	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet up --exit-with-parent $(UP_FLAGS)
 
 pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
-	@$(VENV)/bin/meshnet pull $(MODEL)
+	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
 
 test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 adds those that need the default model.
 	$(VENV)/bin/python -m pytest
