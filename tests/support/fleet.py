@@ -152,7 +152,6 @@ class Fleet:
             raise TimeoutError(f"{error}\n{self.logs()}") from None
 
 
-
 def child_env(**extra: str) -> dict[str, str]:
     """The environment of a child: ours without `MESHNET_…`, one thread, no hub."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("MESHNET_")}
