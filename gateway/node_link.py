@@ -122,6 +122,7 @@ class NodeLink:
         self._beat_seq = 0
         self._outbox: deque[tuple[Message, Mapping[str, WireTensor] | None, Wait | None]] = deque()
         self._outbox_filled = asyncio.Event()
+        self._writer_rests = False
         self._unsent = _Unsent()
         self._past_counters = LinkCounters()
         self._liveness = Liveness()
@@ -255,6 +256,7 @@ class NodeLink:
 
     def _abandon(self, link: OpenLink, failure: MeshError) -> None:
         self._link = None
+        self._writer_rests = False
         self.last_error = failure
         self.round_trip_s = None
         add_counters(self._past_counters, link.counters)
@@ -281,12 +283,22 @@ class NodeLink:
     def _put(self, message: Message, tensors: Mapping[str, WireTensor] | None, wait: Wait | None) -> None:
         if self._link is None:
             raise LinkClosed("no_link", f"there is no link to {self.url}", url=self.url)
+        if self._writer_rests and not self._outbox and self._sent_now(self._link, message, tensors):
+            return
         self._outbox.append((message, tensors, wait))
         self._outbox_filled.set()
 
+    def _sent_now(self, link: OpenLink, message: Message, tensors: Mapping[str, WireTensor] | None) -> bool:
+        try:
+            return link.send_now(message, tensors)
+        except MeshError:
+            return False  # the writer meets it again, and tells whoever waits
+
     async def _write(self, link: OpenLink) -> None:
         while True:
+            self._writer_rests = True
             await self._outbox_filled.wait()
+            self._writer_rests = False
             self._outbox_filled.clear()
             while self._outbox:
                 if len(self._outbox) > OUTBOX_MESSAGES_MAX:

@@ -24,6 +24,10 @@ class OpenLink(Protocol):
         """Send one message; raises `LinkClosed`, or `FrameError` for what is over a limit."""
         ...
 
+    def send_now(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> bool:
+        """Send a short message at once; False, having done nothing, when something waits to leave before it."""
+        ...
+
     async def receive(self) -> tuple[Message, dict[str, WireTensor]]:
         """The next message; raises `LinkClosed` and other `MeshError`s when there will be none."""
         ...

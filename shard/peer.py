@@ -81,11 +81,19 @@ class Peer:
             limit = f"{self._bytes_max} bytes" if over_bytes else f"{self._frames_max} frames"
             self.give_up(LinkClosed("slow_reader", f"more than {limit} wait for the peer to read"))
             return False
+        if not self._outgoing and self._send_now(message, tensors):
+            return True
         self._outgoing.append((message, tensors))
         self._outgoing_bytes += nbytes
         self._nothing_waits.clear()
         self._work.set()
         return True
+
+    def _send_now(self, message: Message, tensors: Tensors) -> bool:
+        try:
+            return self.link.send_now(message, tensors)
+        except MeshError:
+            return False  # the sending task meets it again, and knows what to do
 
     def give_up(self, reason: LinkClosed) -> None:
         """Close the link as soon as the event loop gets to it; `run` raises the reason."""

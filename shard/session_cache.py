@@ -134,6 +134,8 @@ def _bytes_per_position(slot: Any) -> int:
 def _allocated_bytes(slot: Any) -> int:
     if isinstance(slot, GrowingLayer | WindowLayer):
         return slot.nbytes
+    if isinstance(slot, DummyLayer):
+        return 0  # a layer of another node: asked for after every step, so worth its line
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(slot)}
     return sum(storages.values())
 

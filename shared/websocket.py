@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.protocol import State
 
 from shared.errors import FrameError, LinkClosed
 from shared.frame import DEFAULT_LIMITS, FrameLimits
@@ -100,6 +101,20 @@ class WebSocketTransport:
             await sending
         except ConnectionClosed as error:
             raise _link_closed(error) from error
+
+    def can_send_now(self) -> bool:
+        """Whether the connection is open and everything sent before has left."""
+        connection = self._connection
+        return (
+            self._long is None
+            and connection.protocol.state is State.OPEN
+            and not connection.transport.get_write_buffer_size()
+        )
+
+    def send_now(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """As `send` of a short message, without its waits; only directly after `can_send_now` has said so."""
+        self._connection.protocol.send_binary(b"".join(pieces))
+        self._connection.send_data()
 
     async def receive(self) -> bytes:
         """The next binary message, whole. Cancelling loses nothing.

@@ -328,6 +328,7 @@ async def test_slow_reader_loses_its_link_and_nobody_else_notices(
         await asyncio.sleep(WAIT_S)
 
     monkeypatch.setattr(peer.link, "send", stuck)
+    monkeypatch.setattr(peer.link, "send_now", lambda *_: False)
     for seq in range(6):
         await slow.send(Heartbeat(seq=seq))
     with pytest.raises(LinkClosed, match="slow_reader"):

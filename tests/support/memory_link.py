@@ -91,6 +91,14 @@ class MemoryTransport:
         """Send the concatenation of the pieces."""
         await self.outgoing.put(b"".join(pieces))
 
+    def can_send_now(self) -> bool:
+        """Never: a test may put a delay on every frame."""
+        return False
+
+    def send_now(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Not called, since `can_send_now` never says so."""
+        raise AssertionError("send_now without can_send_now")
+
     async def receive(self) -> bytes:
         """The next frame."""
         return await self.incoming.get()

@@ -150,6 +150,10 @@ class ScriptedLink:
         """What the node said at the handshake."""
         return self.info
 
+    def send_now(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> bool:
+        """Never at once: what is sent waits, as on a busy link."""
+        return False
+
     async def send(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
         """Hand a message to the node."""
         if self.is_closed:

@@ -20,10 +20,20 @@ class StubLink:
 
     def __init__(self) -> None:
         self.reading = asyncio.Event()
+        self.idle = False
         self.sent: list[Message] = []
         self.closed_with: tuple[int, str] | None = None
         self.refuses: type[Message] | None = None
         self.incoming: asyncio.Queue[Message] = asyncio.Queue()
+
+    def send_now(self, message: Message, tensors: object = None) -> bool:
+        """At once when the test says that the link is idle."""
+        if not self.idle:
+            return False
+        if self.refuses and isinstance(message, self.refuses):
+            raise FrameError("payload_too_large", "too large")
+        self.sent.append(message)
+        return True
 
     async def send(self, message: Message, tensors: object = None) -> None:
         """Waits until the test reads."""
@@ -135,3 +145,40 @@ async def test_received_messages_are_handled_and_noted() -> None:
         assert peer.heard_at == clock.monotonic()
         peer.give_up(LinkClosed("over", "the test is over"))
         await running
+
+
+async def test_an_idle_link_is_sent_to_at_once_and_in_order() -> None:
+    """Without waiting for a task; but never past a message that waits already."""
+    link = StubLink()
+    link.idle = True
+    peer = peer_over(link)
+    assert peer.send(Heartbeat(seq=1))
+    assert link.sent == [Heartbeat(seq=1)]
+    link.idle = False
+    assert peer.send(Heartbeat(seq=2))
+    link.idle = True
+    assert peer.send(Heartbeat(seq=3))
+    assert link.sent == [Heartbeat(seq=1)]
+    link.reading.set()
+    running = asyncio.create_task(peer.run())
+    await peer.flush()
+    assert link.sent == [Heartbeat(seq=1), Heartbeat(seq=2), Heartbeat(seq=3)]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_answer_over_the_limits_is_refused_on_an_idle_link_too() -> None:
+    """The peer gets an error in its place, by way of the queue."""
+    link = StubLink()
+    link.idle = True
+    link.refuses = StepResult
+    link.reading.set()
+    peer = peer_over(link)
+    assert peer.send(StepResult(session="s", step_index=0))
+    running = asyncio.create_task(peer.run())
+    await peer.flush()
+    assert [(message.kind, message.code) for message in link.sent if isinstance(message, Error)] == [
+        ("error", "payload_too_large")
+    ]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

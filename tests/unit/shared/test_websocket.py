@@ -93,6 +93,26 @@ async def test_senders_do_not_tear_each_others_frames():
         await link.close()
 
 
+async def test_a_short_frame_leaves_at_once_and_never_before_one_that_waits():
+    """Sent without waiting while the link is idle; refused, with nothing done, behind a long frame or once closed."""
+    tensor = WireTensor("u8", (4096,), memoryview(os.urandom(4096)))
+    long = WireTensor("u8", (8 * FRAGMENT_BYTES_MAX,), memoryview(bytes(8 * FRAGMENT_BYTES_MAX)))
+    async with listening(echo) as port:
+        link = await dial(url(port), HELLO)
+        assert link.send_now(STEP, {"x": tensor})
+        assert await link.receive() == (STEP, {"x": tensor})
+        assert link.counters.sent_frames["step"] == 1
+        assert not link.send_now(STEP, {"x": long})
+        sending = asyncio.create_task(link.send(STEP, {"x": long}))
+        await asyncio.sleep(0)
+        assert not link.send_now(Heartbeat(seq=1))
+        await link.receive()
+        await sending
+        await link.close()
+        assert not link.send_now(Heartbeat(seq=2))
+    assert link.counters.sent_frames == {"hello": 1, "step": 2}
+
+
 async def test_a_cancelled_long_frame_still_leaves_whole():
     """Cancelling a sender between two fragments does not spoil the link for the next one."""
     size = 8 * FRAGMENT_BYTES_MAX
