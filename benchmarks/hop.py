@@ -1,7 +1,8 @@
 """What a hop adds beyond the stage's own compute, and what it puts on the wire.
 
 A gateway's link to a real node in the middle of the model, one-token frames: the time from handing a step
-to the link until its answer is there, less the compute that the node reports.
+to the link until its answer is there, less the compute that the node reports. Beside it the same round trip over
+bare TCP, which no protocol can beat.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from typing import Any
 
 import uvloop
 
+from benchmarks import bare_echo
 from shared.frame import FrameLimits
 from shared.layers import LayerRange
 from shared.link import Link, dial
 from shared.messages import Hello, Loaded, LoadProgress, NodeInfo, SamplingParams, Step, StepResult
+from shared.models.folder import read_config
 from shared.tensor_spec import ITEM_BYTES, WireTensor
 from shared.version import SOFTWARE
 from tests.support.fleet import ManagedProcess, child_env, free_port
 
 STEPS = 300
+FLOOR_STEPS = 100
 TARGET_US = 400
-TARGET_BYTES = 400
 
 
 async def open_link(port: int) -> tuple[Link, NodeInfo]:
@@ -96,6 +99,18 @@ async def measure(port: int, hidden_size: int) -> dict[str, Any]:
     }
 
 
+def measure_floor(frame_bytes: int, sleep_us: int, folder: Path) -> dict[str, int]:
+    """What bare TCP and a thread cost here for the same frame after the same pause."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.bare_echo", str(port), str(frame_bytes), str(sleep_us)]
+    echo = ManagedProcess("echo", command, folder / "echo.log", child_env())
+    try:
+        took_s = uvloop.run(bare_echo.measure(port, frame_bytes, FLOOR_STEPS))
+    finally:
+        echo.stop()
+    return {"bare_tcp_us_p50": round(statistics.median(took_s) * 1e6 - sleep_us)}
+
+
 def run(model: Path) -> dict[str, Any]:
     """A middle hop of eight layers, bfloat16 and float32."""
     rows = []
@@ -106,7 +121,9 @@ def run(model: Path) -> dict[str, Any]:
             command += ["--listen", f"127.0.0.1:{port}", "--dtype", dtype, "--threads", "1", "--exit-with-parent"]
             node = ManagedProcess("node", command, Path(folder) / "node.log", child_env())
             try:
-                rows.append(uvloop.run(measure(port, hidden_size=896)))
+                row = uvloop.run(measure(port, read_config(model).hidden_size))
             finally:
                 node.stop()
+            row |= measure_floor(row["frame_bytes_both_ways"] // 2, row["compute_us_p50"], Path(folder))
+            rows.append(row)
     return {"rows": rows, "target_overhead_us_p50": TARGET_US}
