@@ -53,7 +53,7 @@ clean: ## Remove the environment. Models stay in the cache folder.
 	rm -rf $(VENV)
 
 $(VENV)/bin/python:
-	@set -e; python=$$(sh tools/find-python.sh $(PYTHON)); echo "creating $(VENV) with $$python"; \
+	@set -e; python=$$(sh .ci/find-python.sh $(PYTHON)); echo "creating $(VENV) with $$python"; \
 	"$$python" -m venv $(VENV) || { rm -rf $(VENV); \
 	echo "error: $$python cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
 

@@ -2,7 +2,7 @@
 
 transformers' `sdpa` asks torch for grouped attention, whose CPU kernel walks keys and values once for each
 query head. For one new position the query heads of a group are instead laid out as rows: one walk per
-group, ten times faster in bfloat16 at a context of 4,000 (docs/decisions/0021). Everything else is
+group, ten times faster in bfloat16 at a context of 4,000 (docs/decisions/0011). Everything else is
 handed to transformers' own function.
 
 Shapes: B = batch, H = query heads, G = key/value heads, Q = new positions, T = positions, D = head size.
