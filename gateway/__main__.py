@@ -19,7 +19,7 @@ from gateway.mesh import create_mesh
 from gateway.mesh_view import MeshView
 from gateway.options import gateway_options, read_settings
 from gateway.server import create_server, ended_by_signals, http_url, listen
-from gateway.settings import GatewaySettings, SettingError
+from gateway.settings import GatewaySettings
 from gateway.state import GatewayState, ServedModel
 from gateway.tokenizer import ChatTokenizer, TokenizerError, load_tokenizer
 from shared.cli.display import open_display
@@ -28,6 +28,7 @@ from shared.log import configure_logging
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
 from shared.models.source import resolve_model
+from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 
 EXIT_BAD_SETTING = 2

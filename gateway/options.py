@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from gateway.chat_response import StreamLimits
 from gateway.generation import GenerationSettings
-from gateway.settings import GatewaySettings, parse_bytes, parse_node_url
+from gateway.settings import GatewaySettings, parse_node_url
 from gateway.state import BODY_BYTES_MAX
+from shared.options import (
+    PORT_MAX,
+    Parsed,
+    add_options,
+    cache_dir_option,
+    drain_option,
+    exit_with_parent_option,
+    log_options,
+    option,
+    parse_bytes,
+)
 
 DEFAULT_PORT = 8000
-_PORT_MAX = 65_535
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 _GENERATION = GenerationSettings()
 _STREAM = StreamLimits()
-
-Decorator = Callable[[Any], Any]
-
-
-class Parsed(click.ParamType[Any]):
-    """A value read by a function that raises `ValueError` saying what the text must look like.
-
-    Where an option may be given several times, its variable holds values apart by commas or spaces.
-    """
-
-    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the text; a default that is no text is taken as it is."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        """The values that a variable holds."""
-        return rv.replace(",", " ").split()
-
 
 _WORD = Parsed("text", str)
 
 
-def _option(flag: str, variable: str, help: str, **settings: Any) -> Decorator:  # noqa: A002 - click's word
-    return click.option(flag, envvar=f"MESHNET_{variable}", show_envvar=True, help=help, **settings)
-
-
 _MODEL = (
-    _option(
+    option(
         "--model",
         "MODEL",
         "A Hugging Face folder, a .gguf file, a hub id such as owner/name, or a catalogue name. "
@@ -62,15 +38,8 @@ _MODEL = (
         required=True,
         metavar="MODEL",
     ),
-    _option(
-        "--cache-dir",
-        "CACHE_DIR",
-        "Where fetched and converted models are kept.",
-        metavar="FOLDER",
-        type=click.Path(file_okay=False, path_type=Path),
-        show_default="the platform's cache folder",
-    ),
-    _option(
+    cache_dir_option,
+    option(
         "--served-model-name",
         "SERVED_MODEL_NAME",
         "The name under which callers ask for the model; may be given several times. 'default' always works.",
@@ -79,7 +48,7 @@ _MODEL = (
         type=_WORD,
         show_default="the model's own name",
     ),
-    _option(
+    option(
         "--context-len",
         "CONTEXT_LEN",
         "Tokens that prompt and answer may have together.",
@@ -90,7 +59,7 @@ _MODEL = (
 )
 
 _MESH = (
-    _option(
+    option(
         "--node",
         "NODES",
         "A node to dial; give one for each. Each is redialled for ever.",
@@ -99,7 +68,7 @@ _MESH = (
         metavar="ws://HOST:PORT",
         type=Parsed("address", parse_node_url),
     ),
-    _option(
+    option(
         "--mesh-token",
         "MESH_TOKEN",
         "What the gateway presents to nodes. Prefer the variable: other users can read a command line.",
@@ -108,15 +77,15 @@ _MESH = (
 )
 
 _HTTP = (
-    _option("--host", "HOST", "Address to serve HTTP on.", default="127.0.0.1", metavar="HOST"),
-    _option(
+    option("--host", "HOST", "Address to serve HTTP on.", default="127.0.0.1", metavar="HOST"),
+    option(
         "--port",
         "PORT",
         "Port to serve HTTP on. 0 lets the system choose; the address is printed.",
         default=DEFAULT_PORT,
-        type=click.IntRange(0, _PORT_MAX),
+        type=click.IntRange(0, PORT_MAX),
     ),
-    _option(
+    option(
         "--api-key",
         "API_KEYS",
         "A key that callers must present; may be given several times. Prefer the variable.",
@@ -125,7 +94,7 @@ _HTTP = (
         type=_WORD,
         show_default="anyone may call",
     ),
-    _option(
+    option(
         "--cors-allow-origin",
         "CORS_ALLOW_ORIGIN",
         "A web page's origin that may call, * for any; may be given several times.",
@@ -134,8 +103,8 @@ _HTTP = (
         type=_WORD,
         show_default="pages of this machine and desktop apps; any with API keys set",
     ),
-    _option("--insecure", "INSECURE", "Listen beyond this machine without API key and mesh token.", is_flag=True),
-    _option(
+    option("--insecure", "INSECURE", "Listen beyond this machine without API key and mesh token.", is_flag=True),
+    option(
         "--max-body-bytes",
         "MAX_BODY_BYTES",
         "The largest request body, such as 8M.",
@@ -143,7 +112,7 @@ _HTTP = (
         metavar="BYTES",
         type=Parsed("bytes", parse_bytes),
     ),
-    _option(
+    option(
         "--stream-keep-alive-seconds",
         "STREAM_KEEP_ALIVE_SECONDS",
         "A stream with nothing to send gets a comment this often. Its headers go out with its first token, "
@@ -151,7 +120,7 @@ _HTTP = (
         default=_STREAM.keep_alive_s,
         type=click.FloatRange(min=0, min_open=True),
     ),
-    _option(
+    option(
         "--stream-stall-seconds",
         "STREAM_STALL_SECONDS",
         "A caller that takes nothing of its stream for so long is taken to have left.",
@@ -161,42 +130,42 @@ _HTTP = (
 )
 
 _LIMITS = (
-    _option(
+    option(
         "--queue-max",
         "QUEUE_MAX",
         "Calls that may wait for room on the nodes; more are refused with 429.",
         default=_GENERATION.queue_max,
         type=click.IntRange(0),
     ),
-    _option(
+    option(
         "--queue-timeout-seconds",
         "QUEUE_TIMEOUT_SECONDS",
         "How long a call waits for room before it is refused with 429.",
         default=_GENERATION.queue_timeout_s,
         type=click.FloatRange(min=0),
     ),
-    _option(
+    option(
         "--route-wait-seconds",
         "ROUTE_WAIT_SECONDS",
         "How long a call waits for missing layers to appear before it is refused with 503.",
         default=_GENERATION.route_wait_s,
         type=click.FloatRange(min=0),
     ),
-    _option(
+    option(
         "--failover-timeout-seconds",
         "FAILOVER_TIMEOUT_SECONDS",
         "How long an answer waits for a lost node, or another with its layers, before it ends with an error.",
         default=_GENERATION.failover_timeout_s,
         type=click.FloatRange(min=0),
     ),
-    _option(
+    option(
         "--prefill-chunk-tokens",
         "PREFILL_CHUNK_TOKENS",
         "The most tokens of a prompt that a node is given at once.",
         default=_GENERATION.prefill_chunk_tokens,
         type=click.IntRange(1),
     ),
-    _option(
+    option(
         "--journal-max-bytes",
         "JOURNAL_MAX_BYTES",
         "Memory for what rebuilds a lost node's caches without help of the others, such as 1G.",
@@ -206,42 +175,12 @@ _LIMITS = (
     ),
 )
 
-_PROCESS = (
-    _option(
-        "--drain-seconds",
-        "DRAIN_SECONDS",
-        "How long calls may go on after SIGTERM or Ctrl-C; a second signal ends at once.",
-        default=10.0,
-        type=click.FloatRange(min=0),
-    ),
-    _option(
-        "--exit-with-parent",
-        "EXIT_WITH_PARENT",
-        "End when the process that started this one is gone, also when it was killed.",
-        is_flag=True,
-    ),
-    _option(
-        "--log-level",
-        "LOG_LEVEL",
-        "Least severe events to log, on standard error.",
-        default="info",
-        type=click.Choice(_LOG_LEVELS),
-    ),
-    _option(
-        "--log-format",
-        "LOG_FORMAT",
-        "auto is text on a terminal, JSON lines otherwise.",
-        default="auto",
-        type=click.Choice(["auto", "text", "json"]),
-    ),
-)
+_PROCESS = (drain_option("calls"), exit_with_parent_option, *log_options)
 
 
 def gateway_options(function: Any) -> Any:
     """Add every flag of a gateway to a click command."""
-    for add in reversed((*_MODEL, *_MESH, *_HTTP, *_LIMITS, *_PROCESS)):
-        function = add(function)
-    return function
+    return add_options(function, (*_MODEL, *_MESH, *_HTTP, *_LIMITS, *_PROCESS))
 
 
 def read_settings(options: dict[str, Any]) -> GatewaySettings:

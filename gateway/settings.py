@@ -9,20 +9,10 @@ from pathlib import Path
 
 from gateway.chat_response import StreamLimits
 from gateway.generation import GenerationSettings
+from shared.options import SettingError
 
-_SIZE = re.compile(r"(\d+)\s*(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)
-_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NODE_URL = re.compile(r"wss?://[^/\s]+(/\S*)?")
 _HOST_PORT = re.compile(r"([^/:\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
-
-
-class SettingError(ValueError):
-    """A setting that cannot be served; names the flag and says why."""
-
-    def __init__(self, flag: str, reason: str) -> None:
-        super().__init__(f"{flag}: {reason}")
-        self.flag = flag
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +93,3 @@ def parse_node_url(text: str) -> str:
     if _HOST_PORT.fullmatch(text):
         return f"ws://{text}"
     raise ValueError(f"must look like ws://127.0.0.1:9001 or 127.0.0.1:9001, got {text!r}")
-
-
-def parse_bytes(text: str) -> int:
-    """Read a size: ``1073741824``, ``512M``, ``2GiB`` (powers of 1,024).
-
-    Raises:
-        ValueError: If it is no size above 0.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or not int(match[1]):
-        raise ValueError(f"must be a number of bytes above 0 such as 512M or 2G, got {text!r}")
-    return int(match[1]) * _SIZE_UNITS[(match[2] or "").upper()]

@@ -15,35 +15,39 @@ from shard.node import LoadRunner, Node, Progress, stopped_by_signals
 from shard.options import node_options, read_settings
 from shard.runner import Runner
 from shard.service import NodeService, ServedModel
-from shard.settings import Address, NodeSettings, SettingError, check_layers
+from shard.settings import Address, NodeSettings, check_layers
 from shared.cli.display import open_display
 from shared.clock import SystemClock
 from shared.log import configure_logging
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
 from shared.models.source import resolve_model
+from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 
 EXIT_BAD_SETTING = 2
 
 
-@click.command("shard", context_settings={"show_default": True, "max_content_width": 110})
+HELP = """Run one node: load a range of a model's decoder layers and serve it to gateways.
+
+A gateway that is given the nodes of a whole model (each begins where the one before ends) serves it
+as one. Two halves of a model of 24 layers, on one machine:
+
+\b
+  python -m shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
+  python -m shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
+  python -m gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
+
+The node listens at once and loads then. On its port, GET /readyz answers 200 once it serves, and
+GET /healthz says what it is doing. It ends with 0 when told to, with 1 when its layers cannot be
+loaded, with 2 when a setting is wrong.
+"""
+
+
+@click.command("shard", help=HELP, context_settings={"show_default": True, "max_content_width": 110})
 @node_options
 def command(**options: Any) -> int:
-    r"""Run one node: load a range of a model's decoder layers and serve it to gateways.
-
-    A gateway that is given the nodes of a whole model (each begins where the one before ends) serves it
-    as one. Two halves of a model of 24 layers, on one machine:
-
-    \b
-      python -m shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
-      python -m shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
-      python -m gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
-
-    The node listens at once and loads then. On its port, GET /readyz answers 200 once it serves, and
-    GET /healthz says what it is doing. It ends with 0 when told to, with 1 when its layers cannot be
-    loaded, with 2 when a setting is wrong.
-    """
+    """Read settings and model, then serve. `HELP` is what people see."""
     if options["exit_with_parent"]:
         start_parent_watch()
     log_format = options["log_format"]

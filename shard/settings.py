@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from dataclasses import dataclass
 
 from shared.layers import LayerRange
+from shared.options import PORT_MAX, SettingError
 
-_SIZE = re.compile(r"(\d+)\s*(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)
-_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_PORT_MAX = 65_535
 NODE_ID_CHARS_MAX = 64
 """What a message's name field holds."""
-
-
-class SettingError(ValueError):
-    """A setting that cannot be served; names the flag and says why."""
-
-    def __init__(self, flag: str, reason: str) -> None:
-        super().__init__(f"{flag}: {reason}")
-        self.flag = flag
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +44,8 @@ class Address:
         bare = host[1:-1] if bracketed else host
         if not colon or not bare or (":" in bare) != bracketed:
             raise ValueError(f"must look like 127.0.0.1:9001 or [::1]:9001, got {text!r}")
-        if not port.isdecimal() or int(port) > _PORT_MAX:
-            raise ValueError(f"the port must be from 0 to {_PORT_MAX}, got {port!r}")
+        if not port.isdecimal() or int(port) > PORT_MAX:
+            raise ValueError(f"the port must be from 0 to {PORT_MAX}, got {port!r}")
         return cls(bare, int(port))
 
 
@@ -141,15 +129,3 @@ def parse_node_id(text: str) -> str:
     if not 1 <= len(text) <= NODE_ID_CHARS_MAX or not text.isprintable():
         raise ValueError(f"must be 1 to {NODE_ID_CHARS_MAX} printable characters")
     return text
-
-
-def parse_bytes(text: str) -> int:
-    """Read a size: ``1073741824``, ``512M``, ``2GiB`` (powers of 1,024).
-
-    Raises:
-        ValueError: If it is no size above 0.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or not int(match[1]):
-        raise ValueError(f"must be a number of bytes above 0 such as 512M or 2G, got {text!r}")
-    return int(match[1]) * _SIZE_UNITS[(match[2] or "").upper()]

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from shared.cli.options import cache_dir_option, model_argument, refresh_option, up_options
+from shared.cli.options import model_argument, refresh_option, up_options
 from shared.models.catalogue import CATALOGUE
+from shared.options import cache_dir_option
 
 _HAND_OVER = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from gateway.__main__ import command, main
 from gateway.options import gateway_options, read_settings
-from gateway.settings import GatewaySettings, SettingError, is_loopback, parse_bytes, parse_node_url
+from gateway.settings import GatewaySettings, is_loopback, parse_node_url
+from shared.options import SettingError
 from tests.support.text_tokenizers import build_byte_level
 
 Run = Callable[..., tuple[int, str]]
@@ -97,14 +98,6 @@ def test_what_is_no_node_address_is_refused(text: str):
     """With the form that is wanted."""
     with pytest.raises(ValueError, match="must look like"):
         parse_node_url(text)
-
-
-@pytest.mark.parametrize(("text", "size"), [("5", 5), ("2K", 2048), ("1 MiB", 1 << 20), ("3gb", 3 << 30)])
-def test_sizes(text: str, size: int):
-    """Powers of 1,024."""
-    assert parse_bytes(text) == size
-    with pytest.raises(ValueError, match="number of bytes"):
-        parse_bytes("0")
 
 
 @pytest.fixture

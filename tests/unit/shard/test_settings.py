@@ -13,12 +13,11 @@ from shard.settings import (
     Address,
     KvLimits,
     NodeSettings,
-    SettingError,
     check_layers,
-    parse_bytes,
     parse_node_id,
 )
 from shared.layers import LayerRange
+from shared.options import SettingError
 
 
 @pytest.mark.parametrize(
@@ -44,22 +43,6 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     """Each says what an address looks like."""
     with pytest.raises(ValueError, match=r"must (look like|be from 0)"):
         Address.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", 1), ("512M", 512 << 20), ("2g", 2 << 30), ("3 KiB", 3072), ("1TB", 1 << 40), ("77B", 77)],
-)
-def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
-    """Plain numbers and the usual suffixes."""
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5G", "many", "1X", "G"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """Also zero: a budget of nothing is `--no-kv-cache`."""
-    with pytest.raises(ValueError, match="number of bytes above 0"):
-        parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["", "x" * (NODE_ID_CHARS_MAX + 1), "a\nb"])
