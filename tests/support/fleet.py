@@ -23,6 +23,8 @@ import httpx
 REPO = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
+CHAT_TIMEOUT_S = 600.0
+"""A model without caches on a busy machine encodes every token of 64 answers again."""
 POLL_INTERVAL_S = 0.05
 
 
@@ -126,7 +128,7 @@ class Fleet:
     def chat(self, content: str, **parameters: Any) -> httpx.Response:
         """One non-streaming chat completion with a single user message."""
         body = {"model": "default", "messages": [{"role": "user", "content": content}], **parameters}
-        return httpx.post(self.base_url + "/v1/chat/completions", json=body, timeout=120)
+        return httpx.post(self.base_url + "/v1/chat/completions", json=body, timeout=CHAT_TIMEOUT_S)
 
     def logs(self) -> str:
         """All processes' last words."""
