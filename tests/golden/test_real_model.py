@@ -90,6 +90,8 @@ def test_the_stateless_mesh_gives_the_same(
 def test_a_replayed_hop_gives_the_same_sample(model: Path, parts: int, cached: Fleet, tmp_path: Path) -> None:
     """Sessions that expire between any two steps are re-prefilled again and again: the seeded text stays the same."""
     sampled = answer_of(cached, PROMPTS[1], **SAMPLED)
+    steps = sampled[-1] - 1
     with fleet_of(model, parts, tmp_path, "--kv-ttl-seconds", "0.001") as forgetful:
         assert answer_of(forgetful, PROMPTS[1], **SAMPLED) == sampled
-        assert all(node["misses"].get("expired", 0) > MAX_TOKENS // 2 for node in forgetful.mesh_nodes())
+        misses = [node["misses"].get("expired", 0) for node in forgetful.mesh_nodes()]
+    assert min(misses) > steps // 2 > 4
