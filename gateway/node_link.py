@@ -197,15 +197,21 @@ class NodeLink:
         await answered
 
     async def run(self) -> None:
-        """Keep the link up until cancelled."""
+        """Keep the link up until cancelled, whatever goes wrong with it: other nodes' links must not end with it."""
         while True:
             try:
-                link = await self._dial(self.url, self._hello)
-            except MeshError as error:
-                self._note_failure(error)
-            else:
-                await self._serve(link)
+                await self._dial_and_serve()
+            except Exception:
+                log.exception("node.link_failed", url=self.url)
             await self._clock.sleep(self._backoff.next_delay_s())
+
+    async def _dial_and_serve(self) -> None:
+        try:
+            link = await self._dial(self.url, self._hello)
+        except MeshError as error:
+            self._note_failure(error)
+        else:
+            await self._serve(link)
 
     # --- the life of one link -------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gateway.chat_response import StreamLimits
 from gateway.generation import GenerationSettings
@@ -88,8 +89,18 @@ def parse_node_url(text: str) -> str:
     Raises:
         ValueError: If it is none of these.
     """
-    if _NODE_URL.fullmatch(text):
+    if _NODE_URL.fullmatch(text) and _can_be_dialled(text):
         return text
-    if _HOST_PORT.fullmatch(text):
+    if _HOST_PORT.fullmatch(text) and _can_be_dialled(f"ws://{text}"):
         return f"ws://{text}"
     raise ValueError(f"must look like ws://127.0.0.1:9001 or 127.0.0.1:9001, got {text!r}")
+
+
+def _can_be_dialled(url: str) -> bool:
+    """Whether host and port are such that a socket would at least look for them."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        return bool(host) and port != 0 and bool(str(host).encode("idna"))
+    except ValueError:  # of which a UnicodeError is one
+        return False

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI
 from websockets.protocol import State
 
 from shared.errors import FrameError, LinkClosed
@@ -150,6 +150,14 @@ def cut_fragments(pieces: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
             yield view[start : start + FRAGMENT_BYTES_MAX]
 
 
+class _Dial(connect):
+    """Dials and follows nobody elsewhere: the token is for the address that was configured, and for no other."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """A redirect is an answer like any other that is no peer's."""
+        return exc
+
+
 async def connect_websocket(url: str, limits: FrameLimits = DEFAULT_LIMITS) -> WebSocketTransport:
     """Dial a node or a gateway. The caller bounds the time and closes what it gets.
 
@@ -158,14 +166,15 @@ async def connect_websocket(url: str, limits: FrameLimits = DEFAULT_LIMITS) -> W
     """
     proxy: Literal[True] | None = None if is_loopback(url) else True
     try:
-        connection: ClientConnection = await connect(url, open_timeout=None, proxy=proxy, **websocket_options(limits))
+        connection: ClientConnection = await _Dial(url, open_timeout=None, proxy=proxy, **websocket_options(limits))
     except InvalidURI as error:
         raise LinkClosed("bad_url", f"{url} is not a ws:// or wss:// address") from error
     except InvalidStatus as error:
         status = error.response.status_code
         raise LinkClosed("http_status", f"{url} answered with HTTP {status}", status=status) from error
-    except (OSError, WebSocketException) as error:
-        raise LinkClosed("unreachable", f"{url} cannot be reached: {error}") from error
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise LinkClosed("unreachable", f"{url} cannot be reached: {reason}") from error
     return WebSocketTransport(connection)
 
 

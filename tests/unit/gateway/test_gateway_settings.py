@@ -93,7 +93,9 @@ def test_loopback_is_recognized(host: str, local: bool):
     assert not is_loopback("example.com")
 
 
-@pytest.mark.parametrize("text", ["http://a:1", "a", "ws://", "a:b", "", "a:1/x"])
+@pytest.mark.parametrize(
+    "text", ["http://a:1", "a", "ws://", "a:b", "", "a:1/x", "ws://a..b:9001", "ws://[::1:9001", "ws://a:99999", "a:0"]
+)
 def test_what_is_no_node_address_is_refused(text: str):
     """With the form that is wanted."""
     with pytest.raises(ValueError, match="must look like"):

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.open_link import OpenLink
 from shared.errors import LinkClosed
-from shared.messages import Cancel, LoadProgress, Release
+from shared.messages import Cancel, Hello, LoadProgress, Release
 from tests.support.scripted_mesh import expected, idle, scripted_mesh
 from tests.support.scripted_node import Drop, Miss, nth
 
@@ -67,6 +68,26 @@ async def test_posting_to_a_node_never_heard_of_does_nothing() -> None:
     """Nothing can be held there."""
     async with scripted_mesh() as mesh:
         mesh.mesh.post("stranger", Release(session="s"))
+
+
+async def test_a_fault_of_one_link_leaves_the_others_alone() -> None:
+    """Whatever one address makes dialling or serving raise, the other nodes' answers go on, and it is dialled again."""
+    async with scripted_mesh() as mesh:
+        node = mesh.nodes[1]
+        failing = [ValueError("no such host"), AssertionError()]
+        plain = mesh.mesh.links[1]._dial
+
+        async def dial(url: str, hello: Hello) -> OpenLink:
+            if failing:
+                raise failing.pop()
+            return await plain(url, hello)
+
+        mesh.mesh.links[1]._dial = dial
+        node.stop()
+        node.reachable = True
+        await mesh.until(lambda: not failing)
+        await mesh.until(mesh.view.ready)
+        assert await mesh.drive(mesh.generate()) == expected()
 
 
 async def test_stopping_closes_every_link() -> None:

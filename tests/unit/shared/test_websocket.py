@@ -256,6 +256,46 @@ async def test_something_else_that_answers_is_no_peer():
         assert caught.value.code == code
 
 
+async def test_a_redirect_is_not_followed():
+    """The mesh token is for the configured address: whoever answers there cannot send it elsewhere."""
+    dialled: list[str] = []
+
+    async def elsewhere(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.append("elsewhere")
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as target:
+        port = target.sockets[0].getsockname()[1]
+        for location in (f"ws://127.0.0.1:{port}/", "ws://a..b/", "", "//x:99999999/"):
+
+            async def redirect(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, location: str = location
+            ) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                head = f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
+                writer.write(head.encode())
+                writer.close()
+
+            async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+                with pytest.raises(LinkClosed, match="http_status"):
+                    await dial(url(server.sockets[0].getsockname()[1]), HELLO)
+    assert dialled == []
+
+
+@pytest.mark.parametrize("error", [AssertionError(), UnicodeError("label empty"), ValueError("port")])
+async def test_whatever_the_library_raises_while_dialling_is_a_closed_link(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """A listener that speaks first meets an assertion inside `websockets`; no answer may raise anything else here."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("shared.websocket._Dial", fail)
+    with pytest.raises(LinkClosed, match="unreachable"):
+        await dial("ws://127.0.0.1:1", HELLO)
+
+
 async def test_a_stalled_network_ends_no_later_than_the_deadlines():
     """Dialling through a proxy that passes nothing ends at its deadline; so does closing an open link."""
     loop = asyncio.get_running_loop()
