@@ -78,12 +78,14 @@ class Mesh:
         return link.info is not None and self._open.get(link.info.node) is link
 
     def post(self, node: str, message: Release | Cancel) -> None:
-        """Send without waiting, as `NodeLink.post` does; a node never heard of is left alone."""
-        link = self._open.get(node)
-        if link is None:
-            link = next((link for link in self.links if link.info is not None and link.info.node == node), None)
-        if link is not None:
-            link.post(message)
+        """Send without waiting, as `NodeLink.post` does, to every process that has had this id.
+
+        Two may have it, one after the other or by mistake, and each may hold the session. A node never heard
+        of is left alone.
+        """
+        for link in self.links:
+            if link.info is not None and link.info.node == node:
+                link.post(message)
 
     async def run(self) -> None:
         """Keep all links up until cancelled, and close them then."""

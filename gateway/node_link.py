@@ -156,7 +156,7 @@ class NodeLink:
         Args:
             step: Its (session, step_index, epoch) must not be waited for already.
             tensors: Must not change until the answer is there.
-            patience: Multiplies the deadline; raised after a deadline that may have been too short.
+            patience: Multiplies a deadline that was measured; raised after a deadline that may have been too short.
 
         Raises:
             CacheMissed: The node does not hold what the step continues.
@@ -166,7 +166,7 @@ class NodeLink:
             FrameError: The step is over the frame's limits; nothing was sent.
         """
         payload_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
-        allowance_s = patience * self.pace.allowance_s(step.new_len, payload_bytes)
+        allowance_s = self.pace.allowance_s(step.new_len, payload_bytes, patience=patience)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         sent_mark = self._liveness.note_sent(payload_bytes)
         wait = Wait(step, answer, self._clock.monotonic(), self._liveness.now_s, allowance_s, sent_mark)

@@ -15,7 +15,7 @@ ALLOWANCE_FLOOR_S = 2.0
 """On top of every expected duration: scheduling, garbage collection, a cold cache, a busy neighbour."""
 ALLOWANCE_FACTOR = 4.0
 """A step may take this many times what is usual before its node is called stalled."""
-UNKNOWN_ALLOWANCE_S = 120.0
+UNKNOWN_ALLOWANCE_S = 60.0
 """For a process that has not answered a step yet: weights are read from disk, kernels are compiled."""
 SMOOTHING = 0.2
 """Weight of the newest duration in the moving average."""
@@ -53,12 +53,20 @@ class Pace:
         per_token_s = self.prefill_s_per_token if self.prefill_s_per_token is not None else one_s
         return max(one_s, per_token_s * new_len)
 
-    def allowance_s(self, new_len: int, payload_bytes: int = 0) -> float:
-        """How long to wait for a step of `new_len` positions that carries `payload_bytes`."""
+    def allowance_s(self, new_len: int, payload_bytes: int = 0, *, patience: float = 1.0) -> float:
+        """How long to wait for a step of `new_len` positions that carries `payload_bytes`.
+
+        Args:
+            new_len: Positions.
+            payload_bytes: Of its tensors.
+            patience: Multiplies what was derived from measurements, which may have been too short. The
+                default of a process that was never measured is generous already.
+        """
         expected_s = self.expected_s(new_len)
         if expected_s is None:
             return UNKNOWN_ALLOWANCE_S
-        return ALLOWANCE_FLOOR_S + ALLOWANCE_FACTOR * expected_s + payload_bytes / LINK_BYTES_PER_S_MIN
+        usual_s = ALLOWANCE_FLOOR_S + ALLOWANCE_FACTOR * expected_s + payload_bytes / LINK_BYTES_PER_S_MIN
+        return patience * usual_s
 
 
 def _smoothed(average: float | None, value: float) -> float:

@@ -37,6 +37,8 @@ RECOVERIES_PER_PASS_MAX = 8
 few enough that two generations that evict each other do not go on for ever."""
 REFUSALS_PER_PASS_MAX = 3
 """A step that so many attempts answer with an error is at fault itself."""
+STALLS_PER_PASS_MAX = 3
+"""A hop that answers heartbeats and no steps: asked again three times, with more patience each time, and then given up."""
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 """Pause before the second and later recoveries of a hop: it doubles between these."""
@@ -194,7 +196,7 @@ def judge(error: MeshError, trouble: Trouble) -> Action:
             return "anywhere"
         case DeadlineExceeded():
             trouble.stalls += 1
-            return "elsewhere"
+            return "elsewhere" if trouble.stalls <= STALLS_PER_PASS_MAX else "give_up"
         case StepFailed():
             return _judge_refusal(error, trouble)
         case _:
@@ -238,7 +240,8 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
         if left_s <= 0:
             raise GenerationFailed(
                 "node_lost",
-                f"no node came back for layers {hop.layers} within {generation.failover_timeout_s:g} s",
+                f"no node that computes layers {hop.layers} in {hop.dtype} came back "
+                f"within {generation.failover_timeout_s:g} s",
                 node=hop.node,
                 layers=str(hop.layers),
             )
@@ -257,7 +260,7 @@ def choose_node(
     load = admission.load()
     candidates = [
         node
-        for node in replicas(nodes, hop.layers, model=session.model)
+        for node in replicas(nodes, hop.layers, model=session.model, dtype=hop.dtype)
         if admission.has_room(node, session.id, admission.tokens(session.id))
     ]
     return min(

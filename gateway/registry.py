@@ -45,9 +45,17 @@ def find_route(
     return Route(complete.hops)
 
 
-def replicas(nodes: Iterable[NodeInfo], layers: LayerRange, *, model: str) -> list[NodeInfo]:
-    """Ready nodes that hold exactly this range of this model."""
-    return [node for node in nodes if node.layers == layers and node.model == model and node.state == "ready"]
+def replicas(nodes: Iterable[NodeInfo], layers: LayerRange, *, model: str, dtype: str) -> list[NodeInfo]:
+    """Ready nodes that hold exactly this range of this model and compute it in this element type.
+
+    Another element type rounds differently: an answer that moved there in its middle could go on with other
+    tokens than it would have had.
+    """
+    return [
+        node
+        for node in nodes
+        if node.layers == layers and node.model == model and node.dtype == dtype and node.state == "ready"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,10 @@ def _explain(nodes: Sequence[NodeInfo], model: str, num_layers: int, *, reached:
     others = [node for node in nodes if not _serves(node, model, num_layers)]
     waiting = [node for node in nodes if _serves(node, model, num_layers) and node.state != "ready"]
     reason = f"layers {reached}:{num_layers} of {num_layers} are not covered by ready nodes"
+    ready = sorted({node.layers for node in nodes if _serves(node, model, num_layers) and node.state == "ready"})
+    later = [str(layers) for layers in ready if layers.end > reached]
+    if later:
+        reason += f"; none begins at layer {reached}, as one must ({', '.join(later)} do not)"
     if waiting:
         reason += "; " + ", ".join(f"{node.node} ({node.layers}) is {node.state}" for node in waiting)
     if others:

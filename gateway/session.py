@@ -41,6 +41,7 @@ class HopState:
     Args:
         node: Id of the node that serves it now.
         layers: The range it covers; never changes.
+        dtype: Element type in which it is computed; never changes.
         journal: What has entered it.
         mode: Whether its node keeps the session.
         held_len: Positions that its node has confirmed to hold.
@@ -48,6 +49,7 @@ class HopState:
 
     node: str
     layers: LayerRange
+    dtype: str
     journal: HopInputs
     mode: Mode = "cached"
     held_len: int = 0
@@ -196,7 +198,10 @@ def create_session(
     """
     ids = array("i", prompt_ids)
     inputs: list[HopInputs] = [IdInputs(ids), *(journal.open() for _ in route.hops[1:])]
-    hops = [HopState(hop.node, hop.layers, held) for hop, held in zip(route.hops, inputs, strict=True)]
+    hops = [
+        HopState(hop.node, hop.layers, nodes[hop.node].dtype, held)
+        for hop, held in zip(route.hops, inputs, strict=True)
+    ]
     for hop in hops:
         hop.place(nodes[hop.node])
     reencodes = not nodes[hops[-1].node].token_ids

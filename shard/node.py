@@ -27,8 +27,6 @@ LOAD_LOG_INTERVAL_S = 5.0
 """As above, for a log that people read."""
 DRAIN_POLL_S = 0.02
 """How often a draining node looks whether it has finished."""
-DRAIN_QUIET_S = 1.0
-"""A draining node whose sessions get no step for so long has nobody left to wait for."""
 FLUSH_TIMEOUT_S = 1.0
 """How long last words may take to leave."""
 STOP_TIMEOUT_S = 2.0
@@ -191,10 +189,8 @@ class Node:
             await self._clock.sleep(DRAIN_POLL_S)
 
     def _has_work(self) -> bool:
-        if self._compute.pending:
-            return True
-        quiet_s = self._clock.monotonic() - self.service.heard_step_at
-        return bool(self.service.stats().sessions) and bool(self.service.peers) and quiet_s < DRAIN_QUIET_S
+        # A session between two steps may be waiting for another hop for as long as that one takes.
+        return bool(self._compute.pending) or (bool(self.service.stats().sessions) and bool(self.service.peers))
 
     async def _end(self) -> None:
         self._compute.stop()

@@ -88,7 +88,6 @@ class NodeService:
         self.peers: set[Peer] = set()
         self.store: SessionStore | None = None
         self.answers_discarded = 0
-        self.heard_step_at = clock.monotonic()
         self._limits = limits
         self._clock = clock
         self._compute: ComputeThread | None = None
@@ -216,7 +215,6 @@ class NodeService:
         )
 
     def _submit(self, item: QueuedStep) -> None:
-        self.heard_step_at = item.arrived_at
         if self._compute is None or self.info.state in ("loading", "failed"):
             self._refuse([item], StepFailed("not_ready", f"the node is {self.info.state}"))
             return

@@ -441,6 +441,18 @@ async def test_drain_answers_the_steps_that_wait(fake: FakeNode, client: NodeCli
         assert await fake.task == 0
 
 
+async def test_drain_waits_for_a_session_between_two_of_its_steps(fake: FakeNode, client: NodeClient) -> None:
+    """Another hop may take long over its share; a second and a half without a step is no reason to leave."""
+    await client.result(await client.prefill("s", PROMPT))
+    fake.node.stop()
+    await client.receive(Drain)
+    await asyncio.sleep(1.5)  # longer than a node ever waited for a step; below the drain's own deadline
+    assert (await client.result(await client.decode("s", 1, 5))).cached
+    await client.link.send(Release(session="s"))
+    async with asyncio.timeout(WAIT_S):
+        assert await fake.task == 0
+
+
 async def test_drain_has_a_deadline() -> None:
     """A step that takes longer than the node may wait is stopped."""
     runner = FakeRunner(WHOLE, 4, step_s=60.0)

@@ -64,6 +64,15 @@ async def test_listeners_hear_of_every_change() -> None:
         assert not mesh.mesh.changed.is_set()
 
 
+async def test_both_processes_of_one_id_are_told_that_a_session_has_ended() -> None:
+    """An answer that went on at the second, after the first had stopped for a while, leaves nothing on either."""
+    options = {0: {"node_id": "x", "address": "ws://first"}, 1: {"node_id": "x", "address": "ws://second"}}
+    async with scripted_mesh(["0:6", "0:6"], node_options=options) as mesh:
+        mesh.mesh.post("x", Release(session="s"))
+        await idle()
+        assert [node.ended for node in mesh.nodes] == [[Release(session="s")]] * 2
+
+
 async def test_posting_to_a_node_never_heard_of_does_nothing() -> None:
     """Nothing can be held there."""
     async with scripted_mesh() as mesh:
@@ -165,7 +174,9 @@ async def test_the_snapshot_shows_nodes_that_are_not_there() -> None:
         gone, loading = snapshot["nodes"][:2]
     assert snapshot["ready"] is False
     assert snapshot["route"] is None
-    assert snapshot["reason"] == "layers 0:6 of 6 are not covered by ready nodes"
+    assert snapshot["reason"] == (
+        "layers 0:6 of 6 are not covered by ready nodes; none begins at layer 0, as one must (2:4, 4:6 do not)"
+    )
     assert (gone["state"], gone["id"], gone["url"]) == ("unreachable", "a", "ws://a")
     assert gone["link"]["last_error"]["code"] == "unreachable"
     assert loading["load_progress"] == {"done_bytes": 1, "total_bytes": 4}

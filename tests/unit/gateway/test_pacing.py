@@ -17,6 +17,7 @@ from gateway.pacing import (
 def test_an_unmeasured_node_gets_a_generous_default() -> None:
     """The first step may have to read weights from disk."""
     assert Pace().allowance_s(1) == UNKNOWN_ALLOWANCE_S
+    assert Pace().allowance_s(1, patience=8.0) == UNKNOWN_ALLOWANCE_S
 
 
 def test_prefills_are_expected_per_token_and_never_below_one_step() -> None:

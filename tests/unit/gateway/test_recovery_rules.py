@@ -8,7 +8,14 @@ import pytest
 
 from gateway.admission import Admission, Demand
 from gateway.journal import Journal
-from gateway.recovery import RECOVERIES_PER_PASS_MAX, REFUSALS_PER_PASS_MAX, Action, choose_node, judge
+from gateway.recovery import (
+    RECOVERIES_PER_PASS_MAX,
+    REFUSALS_PER_PASS_MAX,
+    STALLS_PER_PASS_MAX,
+    Action,
+    choose_node,
+    judge,
+)
 from gateway.relay import Trouble
 from gateway.session import Session, create_session
 from shared.errors import (
@@ -76,10 +83,11 @@ def test_refusals_are_bounded_lower_unless_the_node_is_only_busy() -> None:
 
 
 def test_missed_deadlines_are_counted() -> None:
-    """They lengthen the next one."""
+    """They lengthen the next one, and a hop that goes on saying nothing is given up."""
     trouble = Trouble()
-    judge(DeadlineExceeded("step_stalled", "x"), trouble)
-    assert trouble.stalls == 1
+    actions = [judge(DeadlineExceeded("step_stalled", "x"), trouble) for _ in range(STALLS_PER_PASS_MAX + 1)]
+    assert actions == ["elsewhere"] * STALLS_PER_PASS_MAX + ["give_up"]
+    assert trouble.stalls == STALLS_PER_PASS_MAX + 1
 
 
 def node(node_id: str, **fields: object) -> NodeInfo:

@@ -49,7 +49,10 @@ def test_ties_are_broken_by_id() -> None:
 
 def test_overlapping_ranges_do_not_join() -> None:
     """Ranges must meet exactly."""
-    assert route_of(node("a", "0:4"), node("b", "3:6")) == "layers 4:6 of 6 are not covered by ready nodes"
+    reason = route_of(node("a", "0:4"), node("b", "3:6"))
+    assert reason == (
+        "layers 4:6 of 6 are not covered by ready nodes; none begins at layer 4, as one must (3:6 do not)"
+    )
 
 
 def test_reason_names_what_is_missing_and_who_could_bring_it() -> None:
@@ -66,6 +69,7 @@ def test_node_of_another_depth_is_left_out() -> None:
 
 
 def test_replicas_hold_exactly_the_range_and_are_ready() -> None:
-    """A replacement must hold the same layers of the same model now."""
+    """A replacement must hold the same layers of the same model now, and round as the node before it did."""
     nodes = [node("a", "0:3"), node("b", "0:3", state="draining"), node("c", "0:6"), node("d", "0:3", model="o")]
-    assert [info.node for info in replicas(nodes, LayerRange(0, 3), model=MODEL)] == ["a"]
+    assert [info.node for info in replicas(nodes, LayerRange(0, 3), model=MODEL, dtype="f32")] == ["a"]
+    assert replicas(nodes, LayerRange(0, 3), model=MODEL, dtype="bf16") == []
