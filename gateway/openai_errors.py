@@ -101,15 +101,26 @@ def unsupported(param: str, reason: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
-def context_length_exceeded(*, context_len: int, prompt_tokens: int, max_tokens: int | None, param: str) -> ApiError:
-    """The prompt, or the prompt with the answer asked for, does not fit the model's window."""
+def context_length_exceeded(
+    *, context_len: int, prompt_tokens: int, max_tokens: int | None, param: str, at_least: bool = False
+) -> ApiError:
+    """The prompt, or the prompt with the answer asked for, does not fit the model's window.
+
+    Args:
+        context_len: The window.
+        prompt_tokens: Of the rendered messages.
+        max_tokens: Of the answer, where the caller named a number.
+        param: Under which name it came.
+        at_least: The prompt was not tokenized: it is at least so long.
+    """
+    least = "at least " if at_least else ""
     message = f"This model's maximum context length is {context_len} tokens. However, your messages resulted in "
     if max_tokens is None:
-        message += f"{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the messages."
+        message += f"{least}{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the messages."
     else:
         total = prompt_tokens + max_tokens
-        message += f"{prompt_tokens} tokens and you requested {max_tokens} for the answer, {total} in all. "
-        message += f"Please shorten the messages or lower {param}."
+        message += f"{least}{prompt_tokens} tokens and you requested {max_tokens} for the answer, "
+        message += f"{least}{total} in all. Please shorten the messages or lower {param}."
     return ApiError(400, message, param="messages", code="context_length_exceeded")
 
 

@@ -8,26 +8,30 @@ cannot end a turn or open another role's.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import structlog
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 from gateway.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer, piece_function
+from gateway.encode_pool import EncodePool
 from gateway.openai_errors import ApiError
 from gateway.openai_messages import ChatMessage
+from gateway.prompt_bound import bytes_per_token_max, tokens_min
 from shared.errors import MeshError
 from shared.models.folder import read_config
 
 INLINE_CHARS_MAX = 8_000
 """Prompts up to this size are tokenized on the event loop, in about 3 ms; larger ones in a thread."""
 PROBE = "meshnet-probe"
+CONTROL_TOKEN_MARKS = re.compile("[\U000f0000\U000f0001]")
+"""What `mark_control_tokens` puts around a control token, and `encode_marked_chat` drops."""
 
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -45,6 +49,14 @@ log = structlog.get_logger(__name__)
 
 class TokenizerError(MeshError):
     """A model folder whose tokenizer cannot be used."""
+
+
+class PromptTooLong(MeshError):
+    """A prompt that is too long for the window whatever its tokens are; `tokens_min` is the least it can have."""
+
+    def __init__(self, tokens_min: int) -> None:
+        super().__init__("prompt_too_long", f"the prompt has at least {tokens_min} tokens")
+        self.tokens_min = tokens_min
 
 
 class ChatTokenizer:
@@ -72,9 +84,12 @@ class ChatTokenizer:
         self.sampling_defaults = dict(sampling_defaults)
         added = tokenizer.added_tokens_decoder
         special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        control = [token.content for token in added.values() if token.special or not token.content.isspace()]
-        self._control_tokens = re.compile("|".join(map(re.escape, control)) or "(?!)")
         template = tokenizer.chat_template
+        self._control_tokens = _control_tokens(tokenizer)
+        self._control_pattern = re.compile("|".join(map(re.escape, self._control_tokens)) or "(?!)")
+        whole = json.loads(self._backend.to_str())
+        self._bytes_per_token = {is_ascii: bytes_per_token_max(whole, is_ascii=is_ascii) for is_ascii in (False, True)}
+        self._pool = EncodePool()
         self.has_template = bool(template)
         self._knows_developer = "developer" in json.dumps(template)
         state = self._backend.decoder.__getstate__() if self._backend.decoder else b"null"
@@ -89,11 +104,13 @@ class ChatTokenizer:
             size: About how many characters they hold; decides where the work is done.
 
         Raises:
-            ApiError: 400 with the template's own words when it does not take these messages.
+            ApiError: 400 with the template's own words when it does not take these messages; 429 when too many
+                long prompts are being read already.
+            PromptTooLong: Told from the prompt's size alone; a prompt that is tokenized may be too long as well.
         """
         if size <= INLINE_CHARS_MAX:
             return self.encode_chat(messages)
-        return await asyncio.to_thread(self.encode_chat, messages)
+        return await self._pool.run(partial(self.encode_chat, messages))
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """As `prompt_ids`, in this thread."""
@@ -101,20 +118,23 @@ class ChatTokenizer:
             raise ApiError(400, "This model has no chat template.", param="messages", code="no_chat_template")
         conversation = [self._map_role(message) for message in messages]
         try:
-            if self._spells_control_token(conversation):
-                encoded: Any = self._tokenizer.apply_chat_template(
-                    conversation, add_generation_prompt=True, sanitize_control_tokens=True
-                )
-                return tuple(encoded["input_ids"])
-            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+            is_marked = self._spells_control_token(conversation)
+            if is_marked:
+                conversation = mark_control_tokens(conversation, self._control_pattern)
+            text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+            self._check_size(CONTROL_TOKEN_MARKS.sub("", text) if is_marked else text)
+            return tuple(encode_marked_chat(self._tokenizer, text)) if is_marked else self.encode_text(text)
         except _TEMPLATE_FAULTS as error:
             message = f"The model's chat template does not take these messages: {error}"
             raise ApiError(400, message, param="messages", code="invalid_messages") from error
-        return self.encode_text(str(text))
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Tokenize as it stands: control tokens are recognized, and none is added."""
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        """Tokenize as it stands: control tokens are recognized, and none is added.
+
+        Other threads go on meanwhile: `encode_batch_fast` releases the interpreter, as `encode` does not.
+        """
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of these ids, special tokens skipped."""
@@ -131,8 +151,14 @@ class ChatTokenizer:
             return {**message, "role": "system"}
         return message
 
+    def _check_size(self, text: str) -> None:
+        least = tokens_min(text, self._bytes_per_token.__getitem__)
+        if least >= self.context_len:
+            raise PromptTooLong(least)
+
     def _spells_control_token(self, conversation: Iterable[ChatMessage]) -> bool:
-        return any(map(self._control_tokens.search, _strings(conversation)))
+        """Plain searches, one per token: they are several times as fast as one for any of them."""
+        return any(token in text for text in _strings(conversation) for token in self._control_tokens)
 
 
 def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatTokenizer:
@@ -171,6 +197,17 @@ def own_eos_ids(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
     """Ids that end an answer by what tokenizer and chat template say; the configs may name more."""
     ids = {tokenizer.eos_token_id, _end_of_turn(tokenizer)}
     return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """The added tokens that are special or that the template writes, longest first."""
+    template = json.dumps(tokenizer.chat_template, ensure_ascii=False)
+    tokens = {
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special or (not token.content.isspace() and token.content in template)
+    }
+    return sorted(tokens, key=len, reverse=True)
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:

@@ -20,6 +20,7 @@ from gateway.request_body import read_json_body
 from gateway.request_record import RequestRecord
 from gateway.state import SEED_BITS, GatewayState
 from gateway.stop import StopMatcher
+from gateway.tokenizer import ChatTokenizer, PromptTooLong
 from shared.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -39,7 +40,7 @@ async def create_chat_completion(request: Request[None, None, State]) -> ASGIApp
     gateway.model.check(chat.model)
     if chat.unknown:
         log.warning("request.unknown_fields", request_id=record.request_id, names=_shown(chat.unknown))
-    prompt_ids = await gateway.tokenizer.prompt_ids(chat.messages, size=len(data))
+    prompt_ids = await tokenize(chat, gateway.tokenizer, size=len(data))
     max_tokens = fit_answer(chat, prompt_tokens=len(prompt_ids), context_len=gateway.tokenizer.context_len)
     generation = GenerationRequest(
         prompt_ids=prompt_ids,
@@ -65,6 +66,25 @@ async def create_chat_completion(request: Request[None, None, State]) -> ASGIApp
         record=record,
         clock=gateway.clock,
     )
+
+
+async def tokenize(chat: ChatRequest, tokenizer: ChatTokenizer, *, size: int) -> tuple[int, ...]:
+    """The prompt's ids.
+
+    Raises:
+        ApiError: 400 `context_length_exceeded` when the prompt's size alone tells that it does not fit, or what
+            the template does not take; 429.
+    """
+    try:
+        return await tokenizer.prompt_ids(chat.messages, size=size)
+    except PromptTooLong as error:
+        raise context_length_exceeded(
+            context_len=tokenizer.context_len,
+            prompt_tokens=error.tokens_min,
+            max_tokens=chat.max_tokens,
+            param=chat.max_tokens_param,
+            at_least=True,
+        ) from error
 
 
 def fit_answer(chat: ChatRequest, *, prompt_tokens: int, context_len: int) -> int:

@@ -35,9 +35,9 @@ def test_a_chat_becomes_the_templates_ids(text_tokenizer: Tokenizers):
     assert ids.count(IM_START) == 2
 
 
-async def test_long_prompts_give_the_same_ids_from_a_thread(text_tokenizer: Tokenizers):
+async def test_long_prompts_give_the_same_ids_from_a_thread(tmp_path: Path):
     """Where the work is done changes nothing."""
-    tokenizer = text_tokenizer("byte_level")
+    tokenizer = load_tokenizer(build_byte_level(tmp_path), context_len=100_000)
     messages = [{"role": "user", "content": "a mesh " * 2000}]
     in_thread = await tokenizer.prompt_ids(messages, size=INLINE_CHARS_MAX + 1)
     assert in_thread == await tokenizer.prompt_ids(messages, size=0) == tokenizer.encode_chat(messages)
