@@ -38,7 +38,7 @@ few enough that two generations that evict each other do not go on for ever."""
 REFUSALS_PER_PASS_MAX = 3
 """A step that so many attempts answer with an error is at fault itself."""
 STALLS_PER_PASS_MAX = 3
-"""A hop that answers heartbeats and no steps: asked again three times, with more patience each time, and then given up."""
+"""A hop that answers heartbeats and no steps is asked again so often, each time with more patience, then given up."""
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 """Pause before the second and later recoveries of a hop: it doubles between these."""
