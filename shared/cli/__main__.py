@@ -43,15 +43,15 @@ def up(**options: Any) -> None:
     meshnet up --model Qwen/Qwen2.5-1.5B-Instruct
     meshnet up --model ./my-model.gguf --dtype float32
     """  # noqa: D301 - as above
-    from shared.cli.plan import UpSettings  # noqa: PLC0415 - --help should not wait for imports
+    from shared.cli.plan import API_KEYS_VARIABLE, UpSettings, split_api_keys  # noqa: PLC0415 - --help should not wait for imports
     from shared.cli.up import run_up  # noqa: PLC0415 - as above
     from shared.parent_watch import exit_with_parent  # noqa: PLC0415 - as above
 
     if options.pop("exit_with_parent"):
         exit_with_parent()
     log_format = "text" if sys.stderr.isatty() else "json"
-    has_api_keys = bool(os.environ.get("MESHNET_API_KEYS"))
-    settings = UpSettings(**options, log_format=log_format, has_api_keys=has_api_keys)
+    api_keys = split_api_keys(os.environ.get(API_KEYS_VARIABLE, ""))
+    settings = UpSettings(**options, log_format=log_format, api_keys=api_keys)
     sys.exit(run_up(settings))
 
 

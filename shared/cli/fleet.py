@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -25,7 +25,6 @@ STALL_TIMEOUT_S: Final = 180.0
 HTTP_TIMEOUT_S: Final = 5.0
 LISTENING: Final = "listening on "
 STARTING: Final = "Starting processes"
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 T = TypeVar("T")
 
@@ -149,7 +148,8 @@ class LocalFleet:
         loop = asyncio.get_running_loop()
         seen: object = None
         moved_at = loop.time()
-        async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as client:
+        headers = authorization(self._settings.api_key)
+        async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False, headers=headers) as client:
             while True:
                 mesh = await _get_mesh(client, self._settings.base_url)
                 progress = self._show_loading(mesh, display)
@@ -184,29 +184,21 @@ class LocalFleet:
         return moved
 
 
+def authorization(api_key: str | None) -> dict[bytes, bytes]:
+    """The header that presents a key, where one is needed."""
+    return {} if api_key is None else {b"authorization": f"Bearer {api_key}".encode()}
+
+
 async def _get_mesh(client: httpx.AsyncClient, base_url: str) -> dict[str, Any]:
-    """GET /mesh, empty while the gateway does not answer yet."""
+    """GET /mesh; only a reason while the gateway answers otherwise, empty while it does not answer yet."""
     with contextlib.suppress(httpx.TransportError):
         response = await client.get(f"{base_url}/mesh")
         if response.is_success:
             return dict(response.json())
+        return {"reason": f"GET {base_url}/mesh answers {response.status_code}"}
     return {}
 
 
 def _load_title(node: dict[str, Any]) -> str:
     start, end = node["layers"]
     return f"Loading layers {start} to {end - 1} on {node['id']}"
-
-
-@contextlib.asynccontextmanager
-async def stop_signals() -> AsyncIterator[asyncio.Queue[signal.Signals]]:
-    """A queue of the stop signals that arrive while the block runs."""
-    arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, arrived.put_nowait, number)
-    try:
-        yield arrived
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)

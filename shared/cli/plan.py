@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.layers import LayerRange
+
+API_KEYS_VARIABLE = "MESHNET_API_KEYS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class UpSettings:
         log_level: Of every process.
         log_format: Of every process: ``text`` or ``json``.
         insecure: Let the gateway listen beyond this machine without keys.
-        has_api_keys: Whether clients must present a key, so that what is printed says so.
+        api_keys: Keys of which clients must present one; the gateway reads them from the same variable.
     """
 
     model: str
@@ -40,13 +42,23 @@ class UpSettings:
     log_level: str
     log_format: str
     insecure: bool
-    has_api_keys: bool
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that we present ourselves."""
+        return next(iter(self.api_keys), None)
 
     @property
     def base_url(self) -> str:
         """Where a client on this machine reaches the gateway."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
         return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}"
+
+
+def split_api_keys(variable: str) -> tuple[str, ...]:
+    """The keys in `API_KEYS_VARIABLE`, apart by commas or spaces as the gateway reads them."""
+    return tuple(variable.replace(",", " ").split())
 
 
 def threads_per_node(cores: int, nodes: int) -> int:

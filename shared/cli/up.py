@@ -13,8 +13,9 @@ import click
 
 from shared.cli.children import ChildFailed
 from shared.cli.display import Display, open_display
-from shared.cli.fleet import STOP_SIGNALS, LocalFleet, StartStalled, stop_signals
+from shared.cli.fleet import LocalFleet, StartStalled
 from shared.cli.plan import UpSettings, threads_per_node
+from shared.cli.signals import Wishes, interrupt_on_stop_signals, stop_signals
 from shared.cli.welcome import ready_text
 from shared.layers import LayerRange, split_evenly
 from shared.models.errors import ModelUnavailable
@@ -34,15 +35,15 @@ def run_up(settings: UpSettings) -> int:
     Raises:
         click.ClickException: What the user asked for cannot be had; says why.
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler)
+    wishes = Wishes()
+    interrupt_on_stop_signals(wishes)
     started_at = time.monotonic()
     try:
         require_free_port(settings.host, settings.port)
         with open_display() as display:
             model = _find_model(settings, display)
         ranges = _ranges(model, settings.nodes)
-        return asyncio.run(_serve(settings, ranges, started_at))
+        return asyncio.run(_serve(settings, ranges, started_at, wishes))
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
@@ -85,11 +86,11 @@ def _ranges(model: ModelFolder, nodes: int) -> list[LayerRange]:
     return split_evenly(num_layers, nodes)
 
 
-async def _serve(settings: UpSettings, ranges: list[LayerRange], started_at: float) -> int:
+async def _serve(settings: UpSettings, ranges: list[LayerRange], started_at: float, wishes: Wishes) -> int:
     threads = settings.threads or threads_per_node(usable_cores(), len(ranges))
     output = Output(verbose=settings.log_level == "debug")
     fleet = LocalFleet(settings, ranges, threads, output.child_line)
-    async with stop_signals() as signals:
+    async with stop_signals(wishes) as signals:
         serving = asyncio.create_task(_start_and_watch(fleet, settings, output, started_at))
         stopping = asyncio.create_task(signals.get())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.cli.plan import UpSettings
+from shared.cli.plan import API_KEYS_VARIABLE, UpSettings
 
 _CURL = """\
 curl {base_url}/v1/chat/completions \\
@@ -14,9 +14,9 @@ curl {base_url}/v1/chat/completions \\
 """
 
 _PYTHON = """\
-from openai import OpenAI
+{imports}from openai import OpenAI
 
-client = OpenAI(base_url="{base_url}/v1", api_key="{api_key}")
+client = OpenAI(base_url="{base_url}/v1", api_key={api_key})
 stream = client.chat.completions.create(
     model="{model}",
     messages=[{{"role": "user", "content": "Write a Python function that reverses a string."}}],
@@ -28,7 +28,8 @@ for chunk in stream:
 
 """
 
-YOUR_KEY = "YOUR-API-KEY"
+_MODEL = "default"
+"""Always answers, whatever other names the gateway was given."""
 
 
 def ready_text(settings: UpSettings, mesh: dict[str, Any], elapsed_s: float) -> str:
@@ -43,9 +44,11 @@ def ready_text(settings: UpSettings, mesh: dict[str, Any], elapsed_s: float) -> 
     model = next((node["model_name"] for node in nodes if node.get("model_name")), settings.model)
     values = {
         "base_url": settings.base_url,
-        "model": model,
-        "auth": f'  -H "authorization: Bearer {YOUR_KEY}" \\\n' if settings.has_api_keys else "",
-        "api_key": YOUR_KEY if settings.has_api_keys else "not-needed",
+        "model": _MODEL,
+        "auth": "",
+        "api_key": '"not-needed"',
+        "imports": "",
+        **_keyed(len(settings.api_keys)),
     }
     plural = "node" if len(nodes) == 1 else "nodes"
     return "\n".join(
@@ -54,11 +57,25 @@ def ready_text(settings: UpSettings, mesh: dict[str, Any], elapsed_s: float) -> 
             *(_node_line(node) for node in nodes),
             f"\nbase_url  {settings.base_url}/v1",
             f"figures   {settings.base_url}/mesh",
+            *([f"key       one of those in {API_KEYS_VARIABLE}; export it first"] if settings.api_keys else []),
             f"\n# --- in a shell\n{_CURL.format(**values)}",
             f"# --- in Python, after: pip install openai\n{_PYTHON.format(**values)}",
             "Ctrl-C ends every process.",
         ]
     )
+
+
+def _keyed(keys: int) -> dict[str, str]:
+    """What the snippets say so that they read a key from the variable; a key itself is never printed."""
+    if not keys:
+        return {}
+    shell = f"${{{API_KEYS_VARIABLE}%%[, ]*}}" if keys > 1 else f"${API_KEYS_VARIABLE}"
+    first = '.replace(",", " ").split()[0]' if keys > 1 else ""
+    return {
+        "auth": f'  -H "authorization: Bearer {shell}" \\\n',
+        "api_key": f'os.environ["{API_KEYS_VARIABLE}"]{first}',
+        "imports": "import os\n\n",
+    }
 
 
 def _node_line(node: dict[str, Any]) -> str:

@@ -86,7 +86,9 @@ def wait_gone(processes: list[psutil.Process], timeout_s: float = END_TIMEOUT_S)
 
 
 @contextlib.contextmanager
-def running_up(model: Path, folder: Path, *flags: str, command: list[str] | None = None) -> Iterator[Up]:
+def running_up(
+    model: Path, folder: Path, *flags: str, command: list[str] | None = None, env: dict[str, str] | None = None
+) -> Iterator[Up]:
     """Start it, and end whatever is left of it."""
     port = free_port()
     log = folder / "up.log"
@@ -98,7 +100,11 @@ def running_up(model: Path, folder: Path, *flags: str, command: list[str] | None
             stdout=output,
             stderr=output,
             cwd=REPO,
-            env=child_env(MESHNET_CONTEXT_LEN="96"),  # answers of a random model rarely end by themselves
+            env=child_env(
+                MESHNET_CONTEXT_LEN="96",  # answers of a random model rarely end by themselves
+                **(env or {}),
+            ),
+            start_new_session=True,  # a process group that a test may signal
         )
     up = Up(process, log, port)
     try:
@@ -127,6 +133,49 @@ def test_it_serves_and_what_it_prints_works_as_pasted(tiny_model: TinyModels, tm
         wait_gone(family)
         assert "gateway  | " in up.text
         assert "request.finished" in up.text
+
+
+def test_it_serves_with_api_keys_and_another_name(tiny_model: TinyModels, tmp_path: Path):
+    """It presents a key itself, beyond this machine too, and what it prints reads the key from the variable."""
+    env = {
+        "MESHNET_API_KEYS": "secret-1,secret-2",
+        "MESHNET_HOST": "0.0.0.0",
+        "MESHNET_MESH_TOKEN": "secret-3",
+        "MESHNET_SERVED_MODEL_NAME": "foo",
+    }
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", env=env) as up:
+        up.wait_for("Ctrl-C ends every process.")
+        printed = up.text[up.text.index("ready after") :]
+        assert "secret" not in printed
+        environment = {**os.environ, "MESHNET_API_KEYS": env["MESHNET_API_KEYS"]}
+        curl = printed[printed.index("curl ") : printed.index("# --- in Python")]
+        answer = subprocess.run(
+            ["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=True, env=environment
+        )
+        assert answer.stdout.rstrip().endswith("data: [DONE]")
+        snippet = printed[printed.index("import os") : printed.index("Ctrl-C")]
+        subprocess.run([sys.executable, "-c", snippet], capture_output=True, timeout=60, check=True, env=environment)
+
+
+def make_up(model: Path) -> list[str]:
+    """`make up` as the Makefile runs it, in the environment of these tests."""
+    stamps = ["-o", ".venv/.installed-run", f"VENV={Path(sys.executable).parent.parent}"]
+    return ["make", "-s", *stamps, "up", f"MODEL={model}", "THREADS=1", "NODES=2"]
+
+
+def test_a_signal_to_the_whole_group_is_one_wish_to_stop(tiny_model: TinyModels, tmp_path: Path):
+    """`make` passes SIGTERM on to a process that has got it already; nodes still end in order."""
+    model = tiny_model("llama")
+    with running_up(model, tmp_path, command=make_up(model)) as up:
+        up.wait_for("Ctrl-C ends every process.")
+        family = up.family()
+        os.killpg(up.process.pid, signal.SIGTERM)
+        up.wait_for("stopping (")
+        os.kill(family[1].pid, signal.SIGTERM)  # as make does, should the two above have become one
+        up.process.wait(END_TIMEOUT_S)
+        wait_gone(family)
+        for node in ("node-0", "node-1"):  # one that is killed does not come to say so
+            assert re.search(rf"{node} .*node\.stopped", up.text), up.text
 
 
 def test_ctrl_c_during_the_start_ends_everything(tiny_model: TinyModels, tmp_path: Path):
@@ -169,9 +218,8 @@ def test_more_nodes_than_layers_are_refused(tiny_model: TinyModels, tmp_path: Pa
 @pytest.mark.parametrize("moment", ["starting", "serving"])
 def test_the_death_of_what_started_it_ends_everything(tiny_model: TinyModels, tmp_path: Path, moment: str):
     """`make` killed by SIGKILL, the way the Makefile runs it, while nodes start and while they serve."""
-    stamps = ["-o", ".venv/.installed-run", f"VENV={Path(sys.executable).parent.parent}"]
-    make = ["make", "-s", *stamps, "up", f"MODEL={tiny_model('llama')}", "THREADS=1", "NODES=2"]
-    with running_up(tiny_model("llama"), tmp_path, command=make) as up:
+    model = tiny_model("llama")
+    with running_up(model, tmp_path, command=make_up(model)) as up:
         if moment == "serving":
             up.wait_for("Ctrl-C ends every process.")
         else:

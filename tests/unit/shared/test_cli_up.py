@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from click.testing import CliRunner
 
 from shared.cli import __main__ as cli
 from shared.cli.children import TAIL_LINES, Child, describe_exit, start_child
-from shared.cli.plan import UpSettings, gateway_command, node_command, threads_per_node
+from shared.cli.plan import UpSettings, gateway_command, node_command, split_api_keys, threads_per_node
+from shared.cli.signals import REPEAT_WINDOW_S, Wishes
 from shared.cli.up import require_free_port
 from shared.cli.welcome import ready_text
 from shared.layers import LayerRange
@@ -33,7 +36,6 @@ SETTINGS = UpSettings(
     log_level="info",
     log_format="json",
     insecure=False,
-    has_api_keys=False,
 )
 MESH = {
     "num_layers": 24,
@@ -94,14 +96,44 @@ def test_the_python_snippet_is_python_and_the_text_says_what_runs():
     assert "base_url  http://127.0.0.1:8000/v1" in text
     snippet = text[text.index("from openai") : text.index("Ctrl-C")]
     compile(snippet, "snippet", "exec")
-    assert 'model="qwen"' in snippet
-    assert '"model": "qwen"' in text
+    assert 'model="default"' in snippet  # answers also where MESHNET_SERVED_MODEL_NAME gives another name
+    assert '"model": "default"' in text
 
 
-def test_keys_are_asked_for_where_they_are_needed():
-    """And never printed."""
+@pytest.mark.parametrize("keys", [("secret-1",), ("secret-1", "secret-2")])
+def test_keys_are_asked_for_where_they_are_needed(keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    """Read from the variable, and never printed."""
     assert "authorization" not in ready_text(SETTINGS, MESH, 1)
-    assert 'Bearer YOUR-API-KEY"' in ready_text(changed(has_api_keys=True), MESH, 1)
+    text = ready_text(changed(api_keys=keys), MESH, 1)
+    assert "secret" not in text
+    assert "secret" not in repr(changed(api_keys=keys))
+    monkeypatch.setenv("MESHNET_API_KEYS", ",".join(keys))
+    header = re.search(r'-H ("authorization: .*") \\\n', text)
+    assert header is not None
+    shell = subprocess.run(["sh", "-c", f"printf %s {header[1]}"], capture_output=True, text=True, check=True)
+    assert shell.stdout == "authorization: Bearer secret-1"
+    code = re.search(r"api_key=(.*)\)", text)
+    assert code is not None
+    assert eval(code[1], {"os": os}) == "secret-1"
+    assert "import os\n" in text
+
+
+@pytest.mark.parametrize(("variable", "keys"), [("", ()), ("a", ("a",)), ("a,b", ("a", "b")), (" a  b,", ("a", "b"))])
+def test_keys_are_read_as_the_gateway_reads_them(variable: str, keys: tuple[str, ...]):
+    """Apart by commas or spaces; the first is presented."""
+    assert split_api_keys(variable) == keys
+    assert changed(api_keys=keys).api_key == (keys[0] if keys else None)
+
+
+def test_a_signal_that_arrives_twice_is_one_wish():
+    """`make` passes on what the whole group has got already; a later one counts."""
+    now = [100.0]
+    wishes = Wishes(lambda: now[0])
+    assert wishes.is_new()
+    now[0] += REPEAT_WINDOW_S / 2
+    assert not wishes.is_new()
+    now[0] += REPEAT_WINDOW_S
+    assert wishes.is_new()
 
 
 def test_a_port_in_use_is_said_with_the_way_out():
