@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from shared.extras import require_extra
+
+require_extra("gateway")  # before the imports that would end in a traceback
+
 import asyncio
 import logging
 import socket

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from shared.extras import require_extra
+
+require_extra("shard")  # before the imports that would end in a traceback
+
 import asyncio
 import os
 import sys
