@@ -100,9 +100,11 @@ def _write_folder(
     progress(Progress("Reading tokenizer", unit="steps"))
     try:
         tokenizer = _read_tokenizer(source)
+        progress(Progress.finished("Reading tokenizer"))
         progress(Progress("Reading weights", unit="tensors"))
         with _tqdm_as_progress(progress):
             model = _read_model(source, dtype)
+        progress(Progress.finished("Reading weights"))
     except (ValueError, OSError, KeyError, NotImplementedError, RuntimeError) as error:
         raise ModelUnavailable(
             "conversion_failed", f"transformers cannot read {source.name}: {error}", path=str(source)
@@ -117,7 +119,7 @@ def _write_folder(
     tokenizer.save_pretrained(folder)
     with _tqdm_as_progress(ignore_progress):
         model.save_pretrained(folder)
-    progress(Progress("Writing safetensors", 1, 1, "steps"))
+    progress(Progress.finished("Writing safetensors"))
 
 
 def _read_tokenizer(source: Path) -> PreTrainedTokenizerBase:

@@ -54,14 +54,16 @@ def fetch_snapshot(repo: str, progress: ProgressSink, *, refresh: bool = False) 
     """
     wanted: dict[str, Any] = {"allow_patterns": list(WANTED_FILES), "ignore_patterns": list(UNWANTED_FILES)}
     if not refresh:
-        with contextlib.suppress(errors.LocalEntryNotFoundError, OSError):
+        with _hub_errors(repo), contextlib.suppress(errors.LocalEntryNotFoundError, OSError):
             folder = Path(snapshot_download(repo, local_files_only=True, **wanted))
             if _holds_weights(folder):
                 return folder
     require_hub(f"{repo} is not in the cache, and ")
     with _hub_errors(repo):
         bars = _reporting_bars(f"Downloading {repo}", progress)
-        return Path(snapshot_download(repo, tqdm_class=bars, **wanted))
+        folder = Path(snapshot_download(repo, tqdm_class=bars, **wanted))
+    progress(Progress.finished(f"Downloading {repo}"))
+    return folder
 
 
 def fetch_file(source: HubFile, target: Path, size_bytes: int, progress: ProgressSink) -> None:
@@ -121,7 +123,9 @@ def _hub_errors(repo: str) -> Iterator[None]:
         raise ModelUnavailable(
             "unknown_model", f"the hub has no {repo}, or it is private and HF_TOKEN does not open it"
         ) from error
-    except (http_error, errors.HFValidationError, OSError) as error:
+    except errors.HFValidationError as error:
+        raise ModelUnavailable("unknown_model", f"{repo} is no folder here and no hub repository's name") from error
+    except (http_error, OSError) as error:
         raise _download_failed(repo, error) from error
 
 

@@ -27,6 +27,11 @@ class Progress:
     total: int = 0
     unit: Unit = "bytes"
 
+    @classmethod
+    def finished(cls, task: str) -> Progress:
+        """The end of a task of which nothing is counted, or not to its end."""
+        return cls(task, 1, 1, "steps")
+
     @property
     def is_finished(self) -> bool:
         """Whether nothing is left to do."""

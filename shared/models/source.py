@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from shared.extras import install_hint, missing_packages
 from shared.models.catalogue import CATALOGUE, CatalogueEntry, HubFile, find_entry, unknown_model
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
@@ -29,7 +30,8 @@ STORED_DTYPE: Final = "bfloat16"
 CONVERSION_VERSION: Final = 2
 """Part of a converted folder's name: raised when a conversion would now come out differently."""
 CONVERT_STOP_TIMEOUT_S: Final = 10.0
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_LIKE_A_PATH: Final = (".", "~", os.sep)
 _KEY_CHARS: Final = 8
 
 
@@ -64,6 +66,8 @@ def resolve_model(
         return _served(_converted(path.resolve(), _file_key(path), store, progress), path.stem)
     if path.suffix == ".gguf" or path.is_file():
         raise ModelUnavailable("unknown_model", f"{name} is no .gguf file and no model folder", model=name)
+    if name.startswith(_LIKE_A_PATH):
+        raise ModelUnavailable("unknown_model", f"{name} does not exist", model=name)
     entry = find_entry(name, catalogue)
     if entry is not None:
         return _served(_from_catalogue(entry, store, progress), entry.name)
@@ -81,8 +85,9 @@ def _from_catalogue(entry: CatalogueEntry, store: Store, progress: ProgressSink)
     folder = _converted_folder(key, store)
     if folder.is_dir():
         return folder
+    require_converter(entry.name)
     gguf = store.downloads / entry.file
-    with store.lock(entry.file, lambda: progress(Progress(f"Waiting for another process to fetch {entry.name}"))):
+    with store.lock(entry.file, f"fetch {entry.name}", progress):
         if not gguf.is_file():
             _fetch(entry, gguf, store, progress)
     return _converted(gguf, key, store, progress, entry.sampling)
@@ -116,6 +121,22 @@ def _fetch(entry: CatalogueEntry, gguf: Path, store: Store, progress: ProgressSi
     raise ModelUnavailable(failures[-1].code, f"{entry.name} could not be fetched:{reasons}", model=entry.name)
 
 
+def require_converter(name: str) -> None:
+    """Whether a GGUF can be converted here, asked before anything is fetched.
+
+    Raises:
+        ModelUnavailable: `conversion_failed`, with what to install and what to give instead.
+    """
+    missing = missing_packages("shard")
+    if missing:
+        raise ModelUnavailable(
+            "conversion_failed",
+            f"{name} is a GGUF, and converting it needs the shard extra: {install_hint('shard', missing)}; or give a "
+            "copy of the converted folder, which `meshnet pull` prints on a machine that has the extra",
+            model=name,
+        )
+
+
 def _converted_folder(key: str, store: Store) -> Path:
     return store.models / f"{key}-{STORED_DTYPE}-v{CONVERSION_VERSION}"
 
@@ -127,7 +148,8 @@ def _converted(
     folder = _converted_folder(key, store)
     if folder.is_dir():
         return folder
-    with store.lock(folder.name, lambda: progress(Progress(f"Waiting for another process to convert {gguf.name}"))):
+    require_converter(gguf.name)
+    with store.lock(folder.name, f"convert {gguf.name}", progress):
         if not folder.is_dir():
             require_space(folder.parent, 4 * gguf.stat().st_size, f"converting {gguf.name}")
             flags = ["--dtype", STORED_DTYPE, "--progress-json", "--exit-with-parent"]
@@ -145,7 +167,12 @@ def _run_conversion(command: Sequence[str], progress: ProgressSink) -> None:
     """
     lines: list[str] = []
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,  # a signal reaches it through us alone, once
     ) as process:
         try:
             for line in process.stdout or ():
@@ -164,8 +191,6 @@ def _run_conversion(command: Sequence[str], progress: ProgressSink) -> None:
                     process.kill()
     if code:
         reason = lines[0].removeprefix("Error: ") if lines else f"exit code {code}"
-        if "No module named" in reason:
-            reason += ': converting needs the node\'s packages, pip install "meshnet[shard]"'
         raise ModelUnavailable("conversion_failed", f"conversion failed: {reason}")
 
 

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,12 +62,13 @@ class Store:
         return _made(self.root / "partial" / name)
 
     @contextlib.contextmanager
-    def lock(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+    def lock(self, name: str, work: str, progress: ProgressSink) -> Iterator[None]:
         """Hold the name, so that two processes do its work once.
 
         Args:
             name: What is worked on.
-            waiting: Called once if another process holds the name.
+            work: What the other process may be doing, for people: ``fetch x``.
+            progress: Told about the wait for another process, if there is one.
 
         Raises:
             ModelUnavailable: `download_failed`, after `LOCK_TIMEOUT_S`.
@@ -76,13 +77,15 @@ class Store:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            waiting()
+            task = f"Waiting for another process to {work}"
+            progress(Progress(task))
             try:
                 lock.acquire(timeout=LOCK_TIMEOUT_S)
             except Timeout as error:
                 raise ModelUnavailable(
                     "download_failed", f"another process has held {name} for {LOCK_TIMEOUT_S:.0f} s", name=name
                 ) from error
+            progress(Progress.finished(task))
         try:
             yield
         finally:

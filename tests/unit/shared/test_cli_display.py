@@ -102,6 +102,18 @@ def test_a_terminal_gets_one_bar_per_task():
         assert [(task.description, task.completed, task.total) for task in bars.tasks] == [("a", 5, 10), ("b", 1, 4)]
 
 
+def test_a_task_that_has_ended_stops_its_bar():
+    """Also one that could not be counted, or not to its end: the bar is full and its clock stands."""
+    with RichProgress(console=Console(file=io.StringIO(), force_terminal=True)) as bars:
+        display = BarDisplay(bars)
+        display.show(Progress("a", 97, 100))
+        display.show(Progress("b"))
+        assert not any(task.finished for task in bars.tasks)
+        for name in ("a", "b"):
+            display.show(Progress.finished(name))
+        assert all(task.finished and task.fields["amount"] == "done" for task in bars.tasks)
+
+
 def test_the_stream_decides_the_display():
     """Bars only where somebody sees them."""
     with open_display(stream=io.StringIO()) as display:

@@ -66,6 +66,13 @@ def fetched(entry: CatalogueEntry, cache_dir: Path) -> bytes:
     return (cache_dir / "downloads" / entry.file).read_bytes()
 
 
+def assert_every_bar_ends(seen: list[Progress]) -> None:
+    """The last report of each task is that it has ended, so that no clock runs on beside it."""
+    last = {progress.task: progress for progress in seen if progress.unit != "note"}
+    assert "Downloading tiny-q8.gguf" in last
+    assert [progress for progress in last.values() if not progress.is_finished] == []
+
+
 @pytest.fixture
 def no_conversion(monkeypatch: pytest.MonkeyPatch, tiny_model: TinyModels) -> None:
     """Take a finished folder for the converted one: conversion has tests of its own."""
@@ -95,7 +102,7 @@ def test_what_the_hub_lacks_comes_from_the_index(
     notes = [progress.task for progress in seen if progress.unit == "note"]
     assert len(notes) == 1
     assert "tiny-q8.gguf answers 404" in notes[0]
-    assert any(progress.task.startswith("Downloading") and progress.is_finished for progress in seen)
+    assert_every_bar_ends(seen)
 
 
 def test_an_interrupted_download_fetches_only_the_missing_wheels(
@@ -199,6 +206,7 @@ def test_a_catalogue_name_becomes_a_model_once(
     seen: list[Progress] = []
     folder = resolve(entry, tmp_path, seen)
     assert {"Reading weights", "Writing safetensors"} <= {progress.task for progress in seen}
+    assert_every_bar_ends(seen)
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["temperature"], generation["top_p"], generation["do_sample"]) == (0.6, 0.9, True)
     monkeypatch.setattr("shared.models.source._run_conversion", None)
@@ -229,6 +237,23 @@ def test_a_gguf_that_cannot_be_read_is_one_sentence(tmp_path: Path):
     assert list((tmp_path / "cache" / "models").iterdir()) == []
 
 
+def test_without_the_extra_nothing_is_fetched(
+    server: FakeHub, gguf: bytes, tiny_model: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A gateway's machine without torch hears it before the download, and what to give instead; a folder is served."""
+    monkeypatch.setattr("shared.models.source.missing_packages", lambda _: ["torch"])
+    entry = entry_of(gguf, HUB_FILE)
+    with pytest.raises(ModelUnavailable, match=r"needs the shard extra: torch .* copy of the converted") as caught:
+        resolve(entry, tmp_path)
+    assert "\n" not in caught.value.message
+    assert server.requests == []
+    local = tmp_path / "mine.gguf"
+    local.write_bytes(gguf)
+    with pytest.raises(ModelUnavailable, match=r"mine\.gguf is a GGUF"):
+        resolve_model(str(local), cache_dir=tmp_path)
+    assert resolve_model(str(tiny_model("llama"))).name == "llama"
+
+
 def test_a_folder_is_taken_as_it_is(tiny_model: TinyModels):
     """Nothing is copied; its name is the folder's."""
     model = resolve_model(str(tiny_model("llama")))
@@ -242,6 +267,10 @@ def test_a_folder_is_taken_as_it_is(tiny_model: TinyModels):
         ("nothing-like-it-at-all", "the catalogue has"),
         ("missing.gguf", r"is no \.gguf file"),
         ("a/b/c", "is no folder"),
+        ("./no-such-folder", r"^\./no-such-folder does not exist"),
+        ("../foo", r"^\.\./foo does not exist"),
+        ("~/no-such-folder", "does not exist"),
+        ("/no/such", "^/no/such does not exist"),
     ],
 )
 def test_an_unknown_name_says_what_there_is(name: str, words: str, tmp_path: Path):

@@ -67,17 +67,24 @@ def test_a_second_holder_waits_and_is_told(tmp_path: Path):
     """Two processes do the work once; the second says that it waits."""
     store = Store(tmp_path)
     waiting, order = threading.Event(), []
+    seen: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        seen.append(progress)
+        waiting.set()
 
     def second() -> None:
-        with store.lock("name", waiting.set):
+        with store.lock("name", "do it", watch):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with store.lock("name", lambda: order.append("never")):
+    with store.lock("name", "do it", lambda _: order.append("never")):
         thread.start()
         assert waiting.wait(10)
         order.append("first")
     thread.join(10)
+    assert {progress.task for progress in seen} == {"Waiting for another process to do it"}
+    assert [progress.is_finished for progress in seen] == [False, True]
     assert order == ["first", "second"]
 
 
@@ -86,8 +93,8 @@ def test_waiting_for_a_lock_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(store_module, "LOCK_TIMEOUT_S", 0.05)
     store = Store(tmp_path)
     with (
-        store.lock("name", lambda: None),
+        store.lock("name", "do it", ignore_progress),
         pytest.raises(ModelUnavailable, match="another process"),
-        store.lock("name", lambda: None),
+        store.lock("name", "do it", ignore_progress),
     ):
         pass
