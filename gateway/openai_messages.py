@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.json_fault import describe_fault
 from gateway.openai_errors import ApiError, invalid_type, invalid_value, missing, quoted, unsupported
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -124,7 +125,7 @@ def _decode_arguments(arguments: str, path: str) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(arguments)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise invalid_value(path, f"not valid JSON ({error})") from error
+        raise invalid_value(path, f"not valid JSON ({describe_fault(arguments.encode(), error)})") from error
     if not isinstance(decoded, dict):
         raise invalid_type(path, "a string that holds a JSON object", decoded)
     return decoded

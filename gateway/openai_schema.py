@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gateway.json_fault import describe_fault
 from gateway.openai_errors import ApiError, invalid_type, invalid_value, missing, quoted
 from gateway.openai_messages import ChatMessage, read_messages
 from gateway.openai_parameters import STREAM_OPTIONS_REFUSED, check_parameters, refuse_unless_neutral
@@ -80,7 +81,7 @@ def decode_object(data: bytes) -> dict[str, object]:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        message = f"We could not parse the JSON body of your request: {error}."
+        message = f"We could not parse the JSON body of your request: {describe_fault(data, error)}."
         raise ApiError(400, message, code="invalid_json") from error
     if not isinstance(body, dict):
         raise ApiError(400, "The body of your request must be a JSON object.", code="invalid_json")

@@ -74,6 +74,16 @@ def test_a_body_that_is_no_json_object_is_a_400(api: ApiServer, content: bytes):
     assert error_of(response, 400)["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("escape", [r"\ud800", r"\ud83dx", r"\udc00"])
+def test_half_a_surrogate_pair_is_named(api: ApiServer, escape: str):
+    """It is whole JSON: nothing was truncated."""
+    content = b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]}' % escape.encode()
+    response = api.http.post("/v1/chat/completions", content=content, headers=JSON)
+    error = error_of(response, 400)
+    assert error["code"] == "invalid_json"
+    assert f"{escape[:6]} at byte 57 is half of a surrogate pair" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
