@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from shared.extras import require_extra
 
 require_extra("gateway")  # before the imports that would end in a traceback
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise a gateway to install torch
 
 import asyncio
 import logging

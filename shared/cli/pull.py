@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import click
 
 from shared.cli.display import open_display
+from shared.cli.signals import Wishes, interrupt_on_stop_signals
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import read_config
 from shared.models.source import resolve_model
@@ -18,9 +18,9 @@ def run_pull(model: str, cache_dir: Path | None, *, refresh: bool) -> None:
 
     Raises:
         click.ClickException: It cannot be had; says why.
-        click.Abort: Interrupted, also by SIGTERM.
+        click.Abort: Interrupted, also by SIGTERM and SIGHUP.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_stop_signals(Wishes())
     try:
         with open_display() as display:
             folder = resolve_model(model, cache_dir=cache_dir, progress=display.show, refresh=refresh)
