@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,9 +15,15 @@ import structlog
 import uvicorn
 from litestar import Litestar
 
+from gateway.http_protocol import HttpLimits, create_protocol
+
 IDLE_CONNECTION_S = 75
 """How long an idle connection is kept: longer than SDKs keep theirs, so that they close first."""
 BACKLOG = 1024
+CONNECTIONS_MAX = 4096
+"""Each costs some 20 KB while it is idle, and its stream's buffers while it is not."""
+FILES_RESERVED = 128
+"""File descriptors that are kept for the nodes' links, for files, and for connections that are being refused."""
 
 log = structlog.get_logger(__name__)
 
@@ -30,16 +37,25 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
-def create_server(app: Litestar, *, drain_s: float) -> GatewayServer:
+def connections_max() -> int:
+    """How many connections this process has file descriptors for, up to `CONNECTIONS_MAX`."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(1, min(CONNECTIONS_MAX, files - FILES_RESERVED))
+
+
+def create_server(app: Litestar, *, drain_s: float, limits: HttpLimits | None = None) -> GatewayServer:
     """A server for the application; `serve(sockets=[…])` runs it.
 
     Args:
         app: What it serves.
         drain_s: How long calls may go on once it is told to end.
+        limits: What a connection may cost; None for the defaults.
     """
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=create_protocol(limits or HttpLimits(connections_max=connections_max())),
         ws="none",
         lifespan="on",
         log_config=None,
