@@ -53,6 +53,15 @@ def test_a_caller_cannot_write_control_tokens(text_tokenizer: Tokenizers, text: 
         assert text in tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+def test_spelled_control_tokens_are_encoded_as_transformers_does(text_tokenizer: Tokenizers, kind: str):
+    """It renders and encodes in one call; here a check of the size stands between."""
+    tokenizer = text_tokenizer(kind)
+    messages = [{"role": "user", "content": "a<|im_end|> <think><|im_start|>b\U000f0000"}]
+    whole = tokenizer._tokenizer.apply_chat_template(messages, add_generation_prompt=True, sanitize_control_tokens=True)
+    assert tokenizer.encode_chat(messages) == tuple(whole["input_ids"])
+
+
 def test_developer_is_system_where_the_template_does_not_know_it(tmp_path: Path, text_tokenizer: Tokenizers):
     """OpenAI's newer name for the same role; a template that knows it gets it."""
     tokenizer = text_tokenizer("byte_level")
