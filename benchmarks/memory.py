@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mesh_client import Prompts, stream_chat
-from shard.weight_map import range_bytes
+from shard.device import DTYPES
+from shard.loader import plan_range
+from shared.layers import LayerRange
 from tests.support.fleet import running_fleet
 
 ALLOWED_FACTOR = 1.15
@@ -33,7 +35,7 @@ def measure(model: Path, cuts: list[str], dtype: str) -> list[dict[str, Any]]:
         stream_chat(fleet.base_url, Prompts(model).of_length(1000), 16)
         rows = []
         for node, cut in zip(fleet.nodes, cuts, strict=True):
-            weights = range_bytes(model, cut, dtype)
+            weights = plan_range(model, LayerRange.parse(cut)).weight_bytes(DTYPES[dtype])
             allowed = ALLOWED_FACTOR * weights + ALLOWED_EXTRA_BYTES
             peak = peak_rss_bytes(node.pid)
             rows.append(

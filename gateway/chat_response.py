@@ -19,6 +19,7 @@ from litestar.types import Receive, Scope, Send
 
 from gateway.answer import Answer, FinishReason
 from gateway.edge import send_whole
+from gateway.generation_request import Token
 from gateway.openai_errors import HTTP_INTERNAL_ERROR, ApiError, from_mesh_error, internal_error, not_ready
 from gateway.openai_stream import (
     DONE,
@@ -69,7 +70,7 @@ class ChatResponse:
 
     def __init__(
         self,
-        start: Callable[[], AbstractAsyncContextManager[AsyncIterator[int]]],
+        start: Callable[[], AbstractAsyncContextManager[AsyncIterator[Token]]],
         answer: Answer,
         identity: CompletionIdentity,
         *,
@@ -143,13 +144,13 @@ class ChatResponse:
                 data = KEEP_ALIVE  # tokens come, but none that shows
             await writer.write(data, last=reason is not None)
 
-    def _read(self, tokens: list[int]) -> tuple[list[str], FinishReason | None]:
+    def _read(self, tokens: list[Token]) -> tuple[list[str], FinishReason | None]:
         """The texts that these tokens add, up to the answer's end, and why it ended if it did."""
         if tokens and not self._answer.completion_tokens:
             self._note_first_token()
         texts = []
-        for token_id in tokens:
-            texts.append(self._answer.push(token_id))
+        for token in tokens:
+            texts.append(self._answer.push(token.id))
             if self._answer.finish_reason is not None:
                 break
         return [text for text in texts if text], self._answer.finish_reason

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.admission import Admission, Admitted, Demand
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, Token
 from gateway.journal import Journal
 from gateway.mesh import Mesh
 from gateway.passes import EncodeText, next_ids
@@ -89,8 +89,8 @@ class TokenStream:
     def __aiter__(self) -> TokenStream:
         return self
 
-    async def __anext__(self) -> int:
-        """The next token id.
+    async def __anext__(self) -> Token:
+        """The next token.
 
         Raises:
             GenerationFailed: The generation cannot go on.
@@ -102,7 +102,7 @@ class TokenStream:
             await self._extend()
         token_id = self._ready.popleft()
         self._left = 0 if token_id in self._eos_ids else self._left - 1
-        return token_id
+        return Token(token_id)
 
     async def _extend(self) -> None:
         self._is_broken = True  # until there is an answer: a pass that was left half-way cannot be taken up
@@ -250,7 +250,7 @@ class Generator:
             route=admitted.route,
             nodes=admitted.nodes,
             prompt_ids=request.prompt_ids,
-            sampling=request.sampling,
+            sampling=request.choices[0],
             model=self.admission.model,
             chunk_tokens=self.settings.prefill_chunk_tokens,
             journal=self.journal,

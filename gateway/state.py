@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.chat_response import StreamLimits
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, Token
 from gateway.openai_errors import model_not_found
 from gateway.tokenizer import ChatTokenizer
 from shared.clock import Clock, SystemClock
@@ -26,8 +26,8 @@ SEED_BITS = 53
 class TokenSource(Protocol):
     """What generates: `gateway.generation.Generator`, or a script in tests."""
 
-    def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[int]]:
-        """Entering waits for admission; iterating yields token ids; leaving ends the work on every node."""
+    def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[Token]]:
+        """Entering waits for admission; iterating yields tokens; leaving ends the work on every node."""
         ...
 
 

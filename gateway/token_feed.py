@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
+from gateway.generation_request import Token
 from shared.errors import MeshError
 
 FEED_TOKENS_MAX = 64
@@ -27,13 +28,13 @@ class TokenFeed:
 
     def __init__(
         self,
-        generation: AbstractAsyncContextManager[AsyncIterator[int]],
+        generation: AbstractAsyncContextManager[AsyncIterator[Token]],
         *,
         tokens_max: int = FEED_TOKENS_MAX,
     ) -> None:
         self._generation = generation
         self._tokens_max = tokens_max
-        self._tokens: list[int] = []
+        self._tokens: list[Token] = []
         self._failure: Exception | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
@@ -43,8 +44,8 @@ class TokenFeed:
         """Enter the generation, read it to its end, and leave it. Failures go to the reader."""
         try:
             async with self._generation as tokens:
-                async for token_id in tokens:
-                    self._tokens.append(token_id)
+                async for token in tokens:
+                    self._tokens.append(token)
                     _wake(self._reader)
                     if len(self._tokens) >= self._tokens_max:
                         self._room = asyncio.get_running_loop().create_future()
@@ -55,7 +56,7 @@ class TokenFeed:
             self._ended = True
             _wake(self._reader)
 
-    async def take(self, quiet_s: float) -> list[int]:
+    async def take(self, quiet_s: float) -> list[Token]:
         """Return the tokens that have come, waiting for the first at most `quiet_s`; empty when none came.
 
         Raises:

@@ -22,6 +22,10 @@ NAME_CHARS_MAX = 64
 """Ids, fingerprints and codes: a UUID with a prefix, and room."""
 TEXT_CHARS_MAX = 4096
 """Sentences for people, tokens, and a token's text."""
+GRAMMAR_CHARS_MAX = 96 * 1024
+"""A grammar as text. With everything else in a header it stays below the header's limit, in ASCII."""
+BIAS_MAX = 1e4
+"""Far more than any two logits of a model differ."""
 LIST_ITEMS_MAX = 4096
 """Hops of a route, ids of a result."""
 COUNTERS_MAX = 256
@@ -62,6 +66,17 @@ def _read_count(value: object) -> int:
     return value
 
 
+def count(most: int) -> Codec:
+    """An integer from 0 to a bound."""
+
+    def read(value: object) -> int:
+        if type(value) is not int or not 0 <= value <= most:
+            raise ValueError(f"must be an integer from 0 to {most}")
+        return value
+
+    return Codec(read)
+
+
 def number(low: float, high: float) -> Codec:
     """A finite number within bounds, both allowed; an integer reads as a float."""
 
@@ -71,6 +86,9 @@ def number(low: float, high: float) -> Codec:
         return float(value)
 
     return Codec(read)
+
+
+_read_bias = number(-BIAS_MAX, BIAS_MAX).decode
 
 
 def _read_bool(value: object) -> bool:
@@ -98,6 +116,15 @@ def _read_list(value: object) -> list[object]:
     if not isinstance(value, list) or len(value) > LIST_ITEMS_MAX:
         raise ValueError(f"must be a list of at most {LIST_ITEMS_MAX} items")
     return value
+
+
+def _read_biases(value: object) -> tuple[tuple[int, float], ...]:
+    biases = []
+    for item in _read_list(value):
+        if not isinstance(item, list) or len(item) != 2:
+            raise ValueError("must be a list of [id, bias]")
+        biases.append((_read_count(item[0]), _read_bias(item[1])))
+    return tuple(biases)
 
 
 def _read_counters(value: object) -> dict[str, int]:
@@ -128,6 +155,8 @@ def _clip(text: str) -> str:
 TEXT = Codec(_text(TEXT_CHARS_MAX))
 PROSE = Codec(_text(TEXT_CHARS_MAX), _clip)
 """Sentences for people, often another library's: clipped where they are written, so that none ends a link."""
+GRAMMAR = Codec(_text(GRAMMAR_CHARS_MAX))
+BIASES = Codec(_read_biases, lambda biases: [list(pair) for pair in biases])
 NAME = Codec(_read_name)
 ID = Codec(_read_id)
 COUNT = Codec(_read_count)

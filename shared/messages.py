@@ -9,20 +9,30 @@ Tensors travel beside the header (see `shared.frame`): a `Step` carries `token_i
 to the first hop and to models that need ids on every hop, and `hidden_states` (whatever the layer
 before the cut returned, usually ``[1, new_len, hidden_size]``) to all other hops. A `StepResult` of a
 hop that is not last carries `hidden_states` of the step's last `output_len` positions.
+
+Of the last hop alone: its steps also carry `token_ids` when `SamplingParams.needs_history`, and with `score`
+`target_ids` (``i32 [1, new_len]``: the token after each position, -1 where it is not to be scored). Its result then
+carries `logprobs` (``f32 [rows, 1 + n]``) and `logprob_ids` (``i32 [rows, 1 + n]``): a row for each scored target in
+order, with n = `score`, or one for the drawn token, with n = `SamplingParams.logprobs`; the first column is the token
+itself, the others are the likeliest, best first. With `pool` it carries `embedding` (``f32 [hidden_size]``): the sum
+over the step's positions of the final norm's output (`mean`), or that of the last position (`last`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from shared.errors import CACHE_MISS_REASONS, CacheMissReason, FrameError
 from shared.fields import (
+    BIASES,
     BOOL,
     COUNT,
     COUNTERS,
     COUNTS,
+    GRAMMAR,
     ID,
     LAYERS,
     NAME,
@@ -32,6 +42,7 @@ from shared.fields import (
     SECONDS,
     TEXT,
     Struct,
+    count,
     nested,
     number,
     one_of,
@@ -43,10 +54,15 @@ from shared.route import Route
 
 TEMPERATURE_MAX = 100.0
 """Far beyond where sampling is still anything but uniform."""
+PENALTY_MAX = 100.0
+"""Beyond it a penalty only moves the tokens it meets further out of reach."""
+LOGPROBS_MAX = 32
+"""Alternatives that a result carries for one token; more would make a long scored prompt's frame too large."""
 KIND_CHARS_MAX = 64
 """How much of an unknown kind is repeated to its sender."""
 
 CacheMode = Literal["prefill", "decode"]
+Pooling = Literal["mean", "last"]
 NodeState = Literal["loading", "ready", "draining", "failed"]
 
 
@@ -65,19 +81,68 @@ class UnknownKind(FrameError):
 class SamplingParams(Struct):
     """How the last hop draws a token. With the token history and the position it decides the token.
 
+    They apply in the order of the fields from `grammar` on: what rules tokens out, then what shifts logits, then
+    temperature, then what cuts the tail. `docs/protocol.md` gives the arithmetic.
+
     Args:
         temperature: 0 is greedy.
         top_p: Nucleus mass, 0 ≤ top_p ≤ 1; 0 leaves the likeliest token alone.
         seed: Always set by the gateway, also when the client gave none.
+        prompt_len: Positions of the history that are the prompt; what follows is the answer.
+        grammar: What the answer must match, as llguidance's own grammar text; empty allows anything.
+        allowed_ids: Only these tokens may be drawn; empty allows all.
+        banned_ids: These may not.
+        end_ids: Tokens that end an answer. They may not be drawn before `min_tokens`, and a grammar that is
+            satisfied allows them.
+        min_tokens: Tokens of the answer before one of `end_ids` may come.
+        logit_bias: ``(id, bias)``: added to that token's logit.
+        repetition_penalty: Logits of tokens in the history, prompt included, are divided by it where positive and
+            multiplied where negative; 1 changes nothing.
+        frequency_penalty: Subtracted from a token's logit for each time that the answer has it.
+        presence_penalty: Subtracted from a token's logit once if the answer has it.
+        min_p: Tokens less likely than this share of the likeliest are ruled out, after temperature.
+        top_k: The most tokens that may be drawn; 0 is all.
+        logprobs: Return the drawn token's log-probability and so many of the likeliest; None returns none.
+            They are those of the model's own logits, before everything above.
     """
 
     temperature: float = optional(number(0.0, TEMPERATURE_MAX), 1.0)
     top_p: float = optional(number(0.0, 1.0), 1.0)
     seed: int = optional(COUNT, 0)
+    prompt_len: int = optional(COUNT, 0)
+    grammar: str = optional(GRAMMAR, "")
+    allowed_ids: tuple[int, ...] = optional(COUNTS, ())
+    banned_ids: tuple[int, ...] = optional(COUNTS, ())
+    end_ids: tuple[int, ...] = optional(COUNTS, ())
+    min_tokens: int = optional(COUNT, 0)
+    logit_bias: tuple[tuple[int, float], ...] = optional(BIASES, ())
+    repetition_penalty: float = optional(number(0.0, PENALTY_MAX), 1.0)
+    frequency_penalty: float = optional(number(-PENALTY_MAX, PENALTY_MAX), 0.0)
+    presence_penalty: float = optional(number(-PENALTY_MAX, PENALTY_MAX), 0.0)
+    min_p: float = optional(number(0.0, 1.0), 0.0)
+    top_k: int = optional(COUNT, 0)
+    logprobs: int | None = optional(count(LOGPROBS_MAX))
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the draw depends on which tokens came before; then every step to the last hop names them."""
+        return bool(
+            self.grammar
+            or self.min_tokens
+            or self.repetition_penalty != 1
+            or self.frequency_penalty
+            or self.presence_penalty
+        )
+
+    def asked_fields(self) -> frozenset[str]:
+        """Names of the fields that differ from their default: what a last hop must honour."""
+        return frozenset(self.to_header())
 
 
-SAMPLING_FIELDS: tuple[str, ...] = ("temperature", "top_p", "seed")
+SAMPLING_FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(SamplingParams))
 """What this version's sampler honours; a node announces it, so that a gateway never asks for more."""
+FEATURES: tuple[str, ...] = ("fork", "score", "embed")
+"""What a node can do beyond plain steps: copy a session, score given tokens, give embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +162,7 @@ class NodeInfo(Struct):
         kv_cache: False when caching is off or the model's layers reject a cache.
         token_ids: Whether it can return token ids (true of a last hop with head and sampler).
         sampling: The sampling parameters it honours.
+        features: What it can do beyond plain steps, of `FEATURES`.
         kv_ttl_s: Seconds after which an untouched session expires.
         kv_sessions_max: How many sessions it holds at once.
         kv_bytes_max: Byte budget of all its sessions.
@@ -116,6 +182,7 @@ class NodeInfo(Struct):
     kv_cache: bool = optional(BOOL, True)
     token_ids: bool = optional(BOOL, True)
     sampling: tuple[str, ...] = optional(NAMES, ())
+    features: tuple[str, ...] = optional(NAMES, ())
     kv_ttl_s: float = optional(SECONDS, 600.0)
     kv_sessions_max: int = optional(COUNT, 8)
     kv_bytes_max: int = optional(COUNT, 0)
@@ -249,6 +316,9 @@ class Step(Message):
             A last hop samples one token after the last position whenever this is not 0.
         sampling: For the last hop. On `decode`, absent keeps what the session holds.
         route: The whole route, named where it is new (`prefill`, stateless); `epoch` stands for it later.
+        score: For the last hop: return the log-probability of each of the step's `target_ids`, and so many of
+            the likeliest tokens at its place.
+        pool: For the last hop: return the step's part of an embedding instead of drawing a token.
     """
 
     kind: ClassVar[str] = "step"
@@ -263,6 +333,8 @@ class Step(Message):
     output_len: int | None = optional(COUNT)
     sampling: SamplingParams | None = optional(nested(SamplingParams))
     route: Route | None = optional(ROUTE)
+    score: int | None = optional(count(LOGPROBS_MAX))
+    pool: Pooling | None = optional(one_of(("mean", "last")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +382,33 @@ class Error(Message):
     session: str | None = optional(ID)
     step_index: int | None = optional(COUNT)
     epoch: int = optional(COUNT, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork(Message):
+    """Copy a session as it stands under a new id. Not answered.
+
+    A node that cannot (it does not hold exactly this, or has no room) does nothing, and the first `decode` of the
+    copy is then a `cache_miss` like any other.
+
+    Args:
+        session: The one to copy; it must hold exactly `past_len` positions of these layers of this model.
+        target: The copy's id; a session that it named before is replaced.
+        past_len: Positions of both.
+        epoch: The copy's.
+        layers: As in `Step`.
+        model: As in `Step`.
+        sampling: The copy's, for the last hop.
+    """
+
+    kind: ClassVar[str] = "fork"
+    session: str = required(ID)
+    target: str = required(ID)
+    past_len: int = required(COUNT)
+    epoch: int = optional(COUNT, 0)
+    layers: LayerRange = required(LAYERS)
+    model: str = required(NAME)
+    sampling: SamplingParams | None = optional(nested(SamplingParams))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +464,7 @@ MESSAGE_TYPES: dict[str, type[Message]] = {
         StepResult,
         CacheMiss,
         Error,
+        Fork,
         Release,
         Cancel,
         Heartbeat,

@@ -44,7 +44,7 @@ async def create_chat_completion(request: Request[None, None, State]) -> ASGIApp
     max_tokens = fit_answer(chat, prompt_tokens=len(prompt_ids), context_len=gateway.tokenizer.context_len)
     generation = GenerationRequest(
         prompt_ids=prompt_ids,
-        sampling=sampling_params(chat, gateway),
+        choices=(sampling_params(chat, gateway),),
         max_tokens=max_tokens,
         eos_ids=gateway.tokenizer.eos_ids,
         request_id=record.request_id,

@@ -153,13 +153,13 @@ def test_sampling_parameters_reach_the_generator(api: ApiServer):
     api.answer_with("x")
     api.chat(temperature=0.25, top_p=0.5, seed=42, max_completion_tokens=7)
     request = api.generator.requests[-1]
-    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.25, 0.5, 42)
+    assert (request.choices[0].temperature, request.choices[0].top_p, request.choices[0].seed) == (0.25, 0.5, 42)
     assert (request.max_tokens, request.eos_ids) == (7, api.tokenizer.eos_ids)
     api.chat(seed=-1, temperature=1e-9)
     api.chat(seed=-1)
     first, second = api.generator.requests[-2:]
-    assert first.sampling.seed == second.sampling.seed == wire_seed(-1) < 2**53
-    assert first.sampling.temperature == 0
+    assert first.choices[0].seed == second.choices[0].seed == wire_seed(-1) < 2**53
+    assert first.choices[0].temperature == 0
 
 
 def test_without_parameters_the_defaults_hold_and_seeds_differ(api: ApiServer):
@@ -168,9 +168,9 @@ def test_without_parameters_the_defaults_hold_and_seeds_differ(api: ApiServer):
     api.chat()
     api.chat()
     first, second = api.generator.requests
-    assert (first.sampling.temperature, first.sampling.top_p) == (1.0, 1.0)
+    assert (first.choices[0].temperature, first.choices[0].top_p) == (1.0, 1.0)
     assert first.max_tokens == CONTEXT_LEN - len(first.prompt_ids)
-    assert first.sampling.seed != second.sampling.seed
+    assert first.choices[0].seed != second.choices[0].seed
 
 
 @pytest.mark.parametrize("stream", [False, True])

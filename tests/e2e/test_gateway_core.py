@@ -42,12 +42,12 @@ class Core:
     async def generate(self, max_tokens: int = 24, interfere: Callable[[int], None] | None = None) -> list[int]:
         """All tokens of one generation; `interfere` is called after each with how many there are."""
         request = GenerationRequest(
-            prompt_ids=PROMPT, sampling=SEEDED, max_tokens=max_tokens, eos_ids=frozenset(), request_id="r"
+            prompt_ids=PROMPT, choices=(SEEDED,), max_tokens=max_tokens, eos_ids=frozenset(), request_id="r"
         )
         tokens: list[int] = []
         async with self.generator.generation(request) as stream:
-            async for token_id in stream:
-                tokens.append(token_id)
+            async for token in stream:
+                tokens.append(token.id)
                 if interfere:
                     interfere(len(tokens))
         return tokens

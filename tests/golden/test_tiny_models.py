@@ -43,12 +43,12 @@ async def generate(
 ) -> list[int]:
     """The tokens of one generation; `forget` loses all sessions of that node at every fifth token."""
     request = GenerationRequest(
-        prompt_ids=tuple(prompt_ids), sampling=sampling, max_tokens=MAX_TOKENS, eos_ids=frozenset(), request_id="r"
+        prompt_ids=tuple(prompt_ids), choices=(sampling,), max_tokens=MAX_TOKENS, eos_ids=frozenset(), request_id="r"
     )
     tokens: list[int] = []
     async with generator.generation(request) as stream:
-        async for token_id in stream:
-            tokens.append(token_id)
+        async for token in stream:
+            tokens.append(token.id)
             if forget and len(tokens) % 5 == 0:
                 assert forget.forget_all() == 1
     return tokens

@@ -22,16 +22,19 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from shared.errors import CACHE_MISS_REASONS, FrameError, LinkClosed, RemoteProtocolError
-from shared.fields import COUNT_MAX, NAME_CHARS_MAX
+from shared.fields import BIAS_MAX, COUNT_MAX, NAME_CHARS_MAX
 from shared.frame import MAGIC, FrameLimits, decode_frame, encode_frame
 from shared.layers import LayerRange
 from shared.link_state import Broken, LinkProtocol, LinkState, Received, Unanswerable
 from shared.messages import (
+    LOGPROBS_MAX,
     MESSAGE_TYPES,
+    PENALTY_MAX,
     CacheMiss,
     Cancel,
     Drain,
     Error,
+    Fork,
     Heartbeat,
     Hello,
     Loaded,
@@ -40,6 +43,7 @@ from shared.messages import (
     NodeInfo,
     NodeState,
     NodeStats,
+    Pooling,
     Refused,
     Release,
     SamplingParams,
@@ -74,8 +78,14 @@ def routes(draw: st.DrawFn) -> Route:
     return Route(tuple(Hop(draw(ids), LayerRange(a, b)) for a, b in zip([0, *ends], ends, strict=False)))
 
 
+id_lists = st.lists(counts, max_size=3).map(tuple)
+penalties = st.floats(-PENALTY_MAX, PENALTY_MAX)
 sampling_params = st.builds(
-    SamplingParams, temperature=st.floats(0, 100), top_p=st.floats(0, 1), seed=counts
+    SamplingParams, temperature=st.floats(0, 100), top_p=st.floats(0, 1), seed=counts, prompt_len=counts, grammar=text,
+    allowed_ids=id_lists, banned_ids=id_lists, end_ids=id_lists, min_tokens=counts,
+    logit_bias=st.lists(st.tuples(counts, st.floats(-BIAS_MAX, BIAS_MAX)), max_size=3).map(tuple),
+    repetition_penalty=st.floats(0, PENALTY_MAX), frequency_penalty=penalties, presence_penalty=penalties,
+    min_p=st.floats(0, 1), top_k=counts, logprobs=st.none() | st.integers(0, LOGPROBS_MAX),
 )  # fmt: skip
 node_infos = st.builds(
     NodeInfo, node=ids, pid=counts, model=ids, model_name=text, layers=layer_ranges, num_layers=counts, state=states,
@@ -99,7 +109,8 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     "step": st.builds(
         Step, **step_ids, cache=st.sampled_from([None, "prefill", "decode"]), past_len=counts, new_len=counts,
         layers=layer_ranges, model=ids, output_len=optional_counts, sampling=st.none() | sampling_params,
-        route=st.none() | routes(),
+        route=st.none() | routes(), score=st.none() | st.integers(0, LOGPROBS_MAX),
+        pool=st.none() | st.sampled_from(get_args(Pooling)),
     ),
     "step_result": st.builds(
         StepResult, **step_ids, cached=st.booleans(), token_ids=st.none() | st.lists(counts, max_size=4).map(tuple),
@@ -109,6 +120,10 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         CacheMiss, **step_ids, reason=st.sampled_from(CACHE_MISS_REASONS), held_len=optional_counts
     ),
     "error": st.builds(Error, code=ids, message=text, session=ids, step_index=optional_counts, epoch=counts),
+    "fork": st.builds(
+        Fork, session=ids, target=ids, past_len=counts, epoch=counts, layers=layer_ranges, model=ids,
+        sampling=st.none() | sampling_params,
+    ),
     "release": st.builds(Release, session=ids),
     "cancel": st.builds(Cancel, session=ids),
     "heartbeat": st.builds(Heartbeat, seq=counts, reply=st.booleans(), stats=st.none() | node_stats),

@@ -53,8 +53,8 @@ async def generate(mesh: ScriptedMesh, rng: Random, outcomes: list[str]) -> None
     await mesh.clock.sleep(rng.uniform(0, 2))
     try:
         async with mesh.generator.generation(mesh.request(max_tokens, **fields)) as stream:
-            async for token_id in stream:
-                tokens.append(token_id)
+            async for token in stream:
+                tokens.append(token.id)
                 if len(tokens) == leave_after:
                     break
                 await mesh.clock.sleep(rng.choice([0.0, 0.0, 0.3]))

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, Token
 
-Step = int | Exception | asyncio.Event
-"""A token id to yield, an exception to raise, or an event to wait for."""
+Step = int | Token | Exception | asyncio.Event
+"""A token id or a whole token to yield, an exception to raise, or an event to wait for."""
 Script = Callable[[GenerationRequest], Iterable[Step]]
 
 FOR_EVER = asyncio.Event
@@ -40,7 +40,7 @@ class ScriptedGenerator:
     ends: list[str] = field(default_factory=list)
 
     @asynccontextmanager
-    async def generation(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[int]]:
+    async def generation(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[Token]]:
         """Admit, then hand out the script's tokens, up to what was asked for and to the first end token."""
         self.requests.append(request)
         entering_task = asyncio.current_task()
@@ -62,16 +62,17 @@ class ScriptedGenerator:
             self.active -= 1
             self.ends.append(end)
 
-    async def _tokens(self, request: GenerationRequest) -> AsyncIterator[int]:
+    async def _tokens(self, request: GenerationRequest) -> AsyncIterator[Token]:
         count = 0
         for step in self.script(request):
-            if not isinstance(step, int):
+            if not isinstance(step, int | Token):
                 await _perform(step)
                 continue
             self.yielded += 1
             count += 1
-            yield step
-            if count == request.max_tokens or step in request.eos_ids:
+            token = step if isinstance(step, Token) else Token(step)
+            yield token
+            if count == request.max_tokens or token.id in request.eos_ids:
                 return
 
 

@@ -94,18 +94,19 @@ class ScriptedMesh:
 
     def request(self, max_tokens: int = 8, **fields: Any) -> GenerationRequest:
         """A generation."""
-        values = {"prompt_ids": PROMPT, "sampling": GREEDY, "eos_ids": frozenset(), "request_id": "r", **fields}
+        sampling = fields.pop("sampling", GREEDY)
+        values = {"prompt_ids": PROMPT, "choices": (sampling,), "eos_ids": frozenset(), "request_id": "r", **fields}
         return GenerationRequest(max_tokens=max_tokens, **values)
 
     async def generate(self, max_tokens: int = 8, **fields: Any) -> list[int]:
         """All tokens of one generation."""
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
-            return [token_id async for token_id in tokens]
+            return [token.id async for token in tokens]
 
     async def generate_with_figures(self, max_tokens: int = 8, **fields: Any) -> tuple[list[int], TokenStream]:
         """All tokens of one generation, and its stream with the figures."""
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
-            return [token_id async for token_id in tokens], tokens
+            return [token.id async for token in tokens], tokens
 
     def prefills(self) -> list[int]:
         """Prefills served by each node."""

@@ -393,11 +393,11 @@ async def test_no_task_is_left_behind() -> None:
 # --- construction -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{"prompt_ids": ()}, {"max_tokens": 0}])
+@pytest.mark.parametrize("fields", [{"prompt_ids": ()}, {"choices": ()}, {"max_tokens": 0}, {"max_tokens": -1}])
 def test_a_request_without_prompt_or_answer_is_a_fault_of_ours(fields: dict[str, object]) -> None:
     """The API has checked before."""
-    values = {"prompt_ids": PROMPT, "sampling": GREEDY, "max_tokens": 1, "eos_ids": frozenset(), "request_id": "r"}
-    with pytest.raises(ValueError, match="needs a prompt"):
+    values = {"prompt_ids": PROMPT, "choices": (GREEDY,), "max_tokens": 1, "eos_ids": frozenset(), "request_id": "r"}
+    with pytest.raises(ValueError, match="a generation needs"):
         GenerationRequest(**{**values, **fields})  # type: ignore[arg-type]
 
 

@@ -131,10 +131,10 @@ async def test_a_node_that_restarted_between_two_steps_misses_and_is_rebuilt() -
     """Nobody was waiting when it went, so it is found out by its miss."""
     async with scripted_mesh() as mesh:
         async with mesh.generator.generation(mesh.request()) as tokens:
-            seen = [await mesh.drive(anext(tokens)) for _ in range(3)]
+            seen = [(await mesh.drive(anext(tokens))).id for _ in range(3)]
             mesh.nodes[1].restart()
             await mesh.until(lambda: mesh.mesh.link("b") is not None and mesh.nodes[1].dials == 2)
-            seen += [await mesh.drive(anext(tokens)) for _ in range(5)]
+            seen += [(await mesh.drive(anext(tokens))).id for _ in range(5)]
         await idle()
         assert seen == expected()
         mesh.assert_nothing_left()
@@ -208,15 +208,15 @@ async def test_a_frozen_node_is_noticed_within_seconds_and_comes_back() -> None:
     async with scripted_mesh() as mesh:
         frozen = mesh.nodes[1]
         async with mesh.generator.generation(mesh.request()) as tokens:
-            seen = [await mesh.drive(anext(tokens)) for _ in range(3)]
+            seen = [(await mesh.drive(anext(tokens))).id for _ in range(3)]
             frozen.stalled = True
             following = asyncio.ensure_future(anext(tokens))
             started_s = mesh.clock.monotonic()
             await mesh.until(lambda: mesh.mesh.link("b") is None)
             assert mesh.clock.monotonic() - started_s <= SILENCE_MAX_S + TICK_S
             frozen.resume()
-            seen.append(await mesh.drive(following))
-            seen += [await mesh.drive(anext(tokens)) for _ in range(4)]
+            seen.append((await mesh.drive(following)).id)
+            seen += [(await mesh.drive(anext(tokens))).id for _ in range(4)]
         await idle()
         assert seen == expected()
         mesh.assert_nothing_left()
@@ -226,10 +226,10 @@ async def test_two_hops_lost_at_once() -> None:
     """Each is rebuilt when its turn comes; the third is not touched."""
     async with scripted_mesh() as mesh:
         async with mesh.generator.generation(mesh.request()) as tokens:
-            seen = [await mesh.drive(anext(tokens)) for _ in range(3)]
+            seen = [(await mesh.drive(anext(tokens))).id for _ in range(3)]
             mesh.nodes[0].restart()
             mesh.nodes[2].restart()
-            seen += [await mesh.drive(anext(tokens)) for _ in range(5)]
+            seen += [(await mesh.drive(anext(tokens))).id for _ in range(5)]
         await idle()
         assert seen == expected()
         assert mesh.prefills() == [2, 1, 2]
@@ -283,11 +283,11 @@ async def test_the_replay_starts_at_the_nearest_whole_journal() -> None:
     """Only the last hop's was dropped."""
     async with scripted_mesh() as mesh:
         async with mesh.generator.generation(mesh.request()) as tokens:
-            seen = [await mesh.drive(anext(tokens)) for _ in range(3)]
+            seen = [(await mesh.drive(anext(tokens))).id for _ in range(3)]
             generation = next(iter(mesh.generator._running.values()))
             generation.session.hops[2].journal.drop()  # type: ignore[attr-defined]
             mesh.nodes[2].sessions.clear()
-            seen += [await mesh.drive(anext(tokens)) for _ in range(5)]
+            seen += [(await mesh.drive(anext(tokens))).id for _ in range(5)]
             assert generation.session.source_of(2) == 2, "the replay has filled the journal again"
         await idle()
         assert seen == expected()
@@ -332,10 +332,10 @@ async def test_a_node_that_says_disabled_is_served_without_a_cache_from_then_on(
     """Caching was switched off while a session was held."""
     async with scripted_mesh() as mesh:
         async with mesh.generator.generation(mesh.request()) as tokens:
-            seen = [await mesh.drive(anext(tokens)) for _ in range(3)]
+            seen = [(await mesh.drive(anext(tokens))).id for _ in range(3)]
             mesh.nodes[1].caches = False
             mesh.nodes[1].sessions.clear()
-            seen += [await mesh.drive(anext(tokens)) for _ in range(5)]
+            seen += [(await mesh.drive(anext(tokens))).id for _ in range(5)]
             assert tokens.figures.misses == {"disabled": 1}
         await idle()
         assert seen == expected()

@@ -13,7 +13,7 @@ from shared.messages import SamplingParams
 from tests.support.scripted_generator import FOR_EVER, ScriptedGenerator
 
 REQUEST = GenerationRequest(
-    prompt_ids=(1,), sampling=SamplingParams(), max_tokens=1000, eos_ids=frozenset(), request_id="r"
+    prompt_ids=(1,), choices=(SamplingParams(),), max_tokens=1000, eos_ids=frozenset(), request_id="r"
 )
 QUIET_S = 5.0
 
@@ -23,7 +23,7 @@ async def read_all(feed: TokenFeed) -> list[int]:
     tokens: list[int] = []
     while True:
         try:
-            tokens += await feed.take(QUIET_S)
+            tokens += [token.id for token in await feed.take(QUIET_S)]
         except MeshError as error:
             assert error.code == "ended_early"  # noqa: PT017 - the way a feed ends
             return tokens
@@ -70,7 +70,7 @@ async def test_a_failure_comes_after_the_tokens_before_it():
     failure = MeshError("node_lost", "gone")
     feed = TokenFeed(ScriptedGenerator(lambda _: [1, 2, failure]).generation(REQUEST))
     await feed.run()
-    assert await feed.take(QUIET_S) == [1, 2]
+    assert [token.id for token in await feed.take(QUIET_S)] == [1, 2]
     with pytest.raises(MeshError, match="gone"):
         await feed.take(QUIET_S)
 
@@ -88,7 +88,7 @@ async def test_an_end_that_nobody_expected_is_an_error():
     """A generation that stops short must not look like an answer."""
     feed = TokenFeed(ScriptedGenerator(lambda _: [1]).generation(REQUEST))
     await feed.run()
-    assert await feed.take(QUIET_S) == [1]
+    assert [token.id for token in await feed.take(QUIET_S)] == [1]
     with pytest.raises(MeshError, match="ended_early"):
         await feed.take(QUIET_S)
 

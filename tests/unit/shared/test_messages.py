@@ -7,10 +7,20 @@ import dataclasses
 import pytest
 
 from shared.errors import CACHE_MISS_REASONS, FrameError
-from shared.fields import COUNT_MAX, COUNTERS_MAX, LIST_ITEMS_MAX, NAME_CHARS_MAX, TEXT_CHARS_MAX
+from shared.fields import (
+    BIAS_MAX,
+    COUNT_MAX,
+    COUNTERS_MAX,
+    GRAMMAR_CHARS_MAX,
+    LIST_ITEMS_MAX,
+    NAME_CHARS_MAX,
+    TEXT_CHARS_MAX,
+)
 from shared.layers import LayerRange
 from shared.messages import (
     KIND_CHARS_MAX,
+    LOGPROBS_MAX,
+    PENALTY_MAX,
     SAMPLING_FIELDS,
     TEMPERATURE_MAX,
     CacheMiss,
@@ -155,6 +165,19 @@ def test_values_exactly_at_their_limits_pass(message: Message):
     [
         (dataclasses.replace(STEP, session="x" * (NAME_CHARS_MAX + 1)), r"Step\.session"),
         (dataclasses.replace(STEP, step_index=-1), r"Step\.step_index"),
+        (dataclasses.replace(STEP, sampling=SamplingParams(logprobs=LOGPROBS_MAX + 1)), r"SamplingParams\.logprobs"),
+        (
+            dataclasses.replace(STEP, sampling=SamplingParams(grammar="x" * (GRAMMAR_CHARS_MAX + 1))),
+            r"SamplingParams\.grammar",
+        ),
+        (
+            dataclasses.replace(STEP, sampling=SamplingParams(logit_bias=((1, BIAS_MAX * 2),))),
+            r"SamplingParams\.logit_bias",
+        ),
+        (
+            dataclasses.replace(STEP, sampling=SamplingParams(presence_penalty=-PENALTY_MAX - 1)),
+            r"SamplingParams\.presence_penalty",
+        ),
         (dataclasses.replace(STEP, sampling=SamplingParams(temperature=float("nan"))), r"SamplingParams\.temperature"),
         (StepResult(session="s", step_index=0, token_ids=(-1,)), r"StepResult\.token_ids"),
         (StepResult(session="s", step_index=0, text="x" * (TEXT_CHARS_MAX + 1)), r"StepResult\.text"),
@@ -191,9 +214,27 @@ def test_every_miss_reason_travels(reason: str):
     assert encode_header(decode_header(header)) == header
 
 
-def test_sampling_fields_are_what_a_step_can_carry():
-    """What a node announces to honour is exactly what this version can be asked."""
-    assert tuple(field.name for field in dataclasses.fields(SamplingParams)) == SAMPLING_FIELDS
+def test_what_is_asked_for_is_what_a_node_announces_to_honour():
+    """The names that a gateway compares are those of the fields on the wire; defaults ask for nothing."""
+    asked = SamplingParams(seed=3, top_k=5, logprobs=0).asked_fields()
+    assert asked == {"seed", "top_k", "logprobs"}
+    assert asked <= set(SAMPLING_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "needs"),
+    [
+        (SamplingParams(seed=1, top_k=4, min_p=0.1, logprobs=3, logit_bias=((1, 2.0),), banned_ids=(4,)), False),
+        (SamplingParams(grammar="{}"), True),
+        (SamplingParams(min_tokens=1), True),
+        (SamplingParams(repetition_penalty=1.1), True),
+        (SamplingParams(frequency_penalty=-0.1), True),
+        (SamplingParams(presence_penalty=0.1), True),
+    ],
+)
+def test_only_what_depends_on_the_history_asks_for_it(sampling: SamplingParams, needs: bool):
+    """A plain step carries no ids to the last hop."""
+    assert sampling.needs_history is needs
 
 
 def test_a_node_knows_its_place():
