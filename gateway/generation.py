@@ -13,7 +13,7 @@ import structlog
 
 from gateway.admission import Admission, Admitted, Demand
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
-from gateway.generation_request import GenerationRequest, Token
+from gateway.generation_request import GenerationRequest, PromptScores, Token
 from gateway.journal import Journal
 from gateway.mesh import Mesh
 from gateway.passes import EncodeText, next_ids
@@ -85,6 +85,15 @@ class TokenStream:
     def has_failed(self) -> bool:
         """Whether the mesh could not go on."""
         return self._has_failed
+
+    @property
+    def prompt_scores(self) -> PromptScores:
+        """The scored prompt."""
+        return PromptScores()
+
+    def finish(self, _choice: int) -> None:
+        """No more tokens are wanted."""
+        self._left = 0
 
     def __aiter__(self) -> TokenStream:
         return self

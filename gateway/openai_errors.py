@@ -1,7 +1,7 @@
 """Errors in the shape that OpenAI's clients read: a status, and `{"error": {message, type, param, code}}`.
 
 Whatever goes wrong in a call becomes an `ApiError` before it reaches the wire, as a response of its own
-or, once a stream has begun, as one `data:` frame (`gateway.openai_stream.error_frame`).
+or, once a stream has begun, as one `data:` frame (`gateway.sse.error_frame`).
 """
 
 from __future__ import annotations

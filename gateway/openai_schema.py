@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
+from gateway.chat_request import AnswerAsked, ChatRequest, SamplingAsked
 from gateway.json_fault import describe_fault
 from gateway.openai_errors import ApiError, invalid_type, invalid_value, missing, quoted
 from gateway.openai_messages import ChatMessage, read_messages
@@ -19,28 +19,6 @@ STOP_CHARS_MAX = 500
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 TOKENS_MAX = 2**31 - 1
 MODEL_CHARS_MAX = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """What a caller asked for. None means that the caller left it to the server.
-
-    Args:
-        max_tokens_param: The name under which `max_tokens` came, for messages.
-        unknown: Names of fields that are no parameter of ours; ignored.
-    """
-
-    model: str
-    messages: list[ChatMessage]
-    temperature: float | None
-    top_p: float | None
-    seed: int | None
-    stop: tuple[str, ...]
-    max_tokens: int | None
-    max_tokens_param: str
-    stream: bool
-    include_usage: bool
-    unknown: tuple[str, ...]
 
 
 def read_chat_request(data: bytes) -> ChatRequest:
@@ -60,12 +38,16 @@ def read_chat_request(data: bytes) -> ChatRequest:
     return ChatRequest(
         model=model,
         messages=messages,
-        temperature=_read_number(body, "temperature", 0.0, TEMPERATURE_MAX),
-        top_p=_read_top_p(body),
-        seed=_read_integer(body, "seed", SEED_MIN, SEED_MAX),
-        stop=_read_stop(body.get("stop")),
-        max_tokens=older_limit if limit is None else limit,
-        max_tokens_param=max_tokens_param,
+        sampling=SamplingAsked(
+            temperature=_read_number(body, "temperature", 0.0, TEMPERATURE_MAX),
+            top_p=_read_top_p(body),
+            seed=_read_integer(body, "seed", SEED_MIN, SEED_MAX),
+        ),
+        answer=AnswerAsked(
+            stop=_read_stop(body.get("stop")),
+            max_tokens=older_limit if limit is None else limit,
+            max_tokens_param=max_tokens_param,
+        ),
         stream=stream,
         include_usage=_read_stream_options(body.get("stream_options"), stream=stream),
         unknown=unknown,

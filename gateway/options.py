@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from gateway.chat_response import StreamLimits
 from gateway.generation import GenerationSettings
+from gateway.response_writer import StreamLimits
 from gateway.settings import GatewaySettings, parse_node_url
 from gateway.state import BODY_BYTES_MAX
 from shared.options import (

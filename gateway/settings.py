@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.chat_response import StreamLimits
 from gateway.generation import GenerationSettings
+from gateway.response_writer import StreamLimits
 from shared.options import SettingError
 
 _NODE_URL = re.compile(r"wss?://[^/\s]+(/\S*)?")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.chat_response import StreamLimits
-from gateway.generation_request import GenerationRequest, Token
+from gateway.generation_request import GenerationRequest
 from gateway.openai_errors import model_not_found
+from gateway.response_writer import StreamLimits
+from gateway.token_feed import TokenStream
 from gateway.tokenizer import ChatTokenizer
 from shared.clock import Clock, SystemClock
 
@@ -26,7 +27,7 @@ SEED_BITS = 53
 class TokenSource(Protocol):
     """What generates: `gateway.generation.Generator`, or a script in tests."""
 
-    def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[Token]]:
+    def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[TokenStream]:
         """Entering waits for admission; iterating yields tokens; leaving ends the work on every node."""
         ...
 

@@ -10,12 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
-from gateway.generation_request import Token
-from shared.errors import MeshError
+from gateway.generation_request import PromptScores, Token
 
 FEED_TOKENS_MAX = 64
 """How far a generation may run ahead of its reader."""
+
+
+class TokenStream(Protocol):
+    """The tokens of a generation's choices, as they come."""
+
+    @property
+    def prompt_scores(self) -> PromptScores:
+        """The scored prompt; complete before the first token comes, and at the latest at the end."""
+        ...
+
+    def finish(self, choice: int) -> None:
+        """No more of this choice is wanted: nothing further is computed for it. Idempotent."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        """Iterating yields tokens until every choice has ended or is finished."""
+        ...
 
 
 class TokenFeed:
@@ -28,11 +45,12 @@ class TokenFeed:
 
     def __init__(
         self,
-        generation: AbstractAsyncContextManager[AsyncIterator[Token]],
+        generation: AbstractAsyncContextManager[TokenStream],
         *,
         tokens_max: int = FEED_TOKENS_MAX,
     ) -> None:
         self._generation = generation
+        self._stream: TokenStream | None = None
         self._tokens_max = tokens_max
         self._tokens: list[Token] = []
         self._failure: Exception | None = None
@@ -43,8 +61,8 @@ class TokenFeed:
     async def run(self) -> None:
         """Enter the generation, read it to its end, and leave it. Failures go to the reader."""
         try:
-            async with self._generation as tokens:
-                async for token in tokens:
+            async with self._generation as self._stream:
+                async for token in self._stream:
                     self._tokens.append(token)
                     _wake(self._reader)
                     if len(self._tokens) >= self._tokens_max:
@@ -60,8 +78,7 @@ class TokenFeed:
         """Return the tokens that have come, waiting for the first at most `quiet_s`; empty when none came.
 
         Raises:
-            MeshError: What the generation failed with, after the tokens that came before; `ended_early` if
-                it ended and the reader expected more.
+            MeshError: What the generation failed with, after the tokens that came before.
             Exception: What `fail` was called with.
         """
         if not self._tokens and not self._ended and self._failure is None:
@@ -72,9 +89,22 @@ class TokenFeed:
             return tokens
         if self._failure is not None:
             raise self._failure
-        if self._ended:
-            raise MeshError("ended_early", "the generation ended before its answer did")
         return []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the generation has been left: no token will come beside those that wait."""
+        return self._ended
+
+    @property
+    def prompt_scores(self) -> PromptScores:
+        """The scored prompt, once the first token has come or the generation has ended; empty where not asked for."""
+        return self._stream.prompt_scores if self._stream else PromptScores()
+
+    def finish(self, choice: int) -> None:
+        """The reader needs no more tokens of a choice."""
+        if self._stream is not None:
+            self._stream.finish(choice)
 
     def fail(self, error: Exception) -> None:
         """Let the reader get this error once it has taken what is there."""

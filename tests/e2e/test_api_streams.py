@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.chat_response import StreamLimits
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
+from gateway.response_writer import StreamLimits
 from gateway.token_feed import FEED_TOKENS_MAX
 from shared.errors import MeshError
 from tests.support.api_server import ApiServer, running_api

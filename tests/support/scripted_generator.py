@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.generation_request import GenerationRequest, Token
+from gateway.generation_request import GenerationRequest, PromptScores, Token
 
 Step = int | Token | Exception | asyncio.Event
 """A token id or a whole token to yield, an exception to raise, or an event to wait for."""
@@ -38,9 +38,10 @@ class ScriptedGenerator:
     active: int = 0
     yielded: int = 0
     ends: list[str] = field(default_factory=list)
+    streams: list[ScriptedStream] = field(default_factory=list)
 
     @asynccontextmanager
-    async def generation(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[Token]]:
+    async def generation(self, request: GenerationRequest) -> AsyncIterator[ScriptedStream]:
         """Admit, then hand out the script's tokens, up to what was asked for and to the first end token."""
         self.requests.append(request)
         entering_task = asyncio.current_task()
@@ -49,7 +50,9 @@ class ScriptedGenerator:
         try:
             for step in self.admission:
                 await _perform(step)
-            yield self._tokens(request)
+            stream = ScriptedStream(self, request)
+            self.streams.append(stream)
+            yield stream
             end = "left"
         except asyncio.CancelledError:
             end = "cancelled"
@@ -62,17 +65,40 @@ class ScriptedGenerator:
             self.active -= 1
             self.ends.append(end)
 
-    async def _tokens(self, request: GenerationRequest) -> AsyncIterator[Token]:
-        count = 0
-        for step in self.script(request):
+
+class ScriptedStream:
+    """Implements `gateway.token_feed.TokenStream`: what the script says, each choice up to its end.
+
+    Args:
+        generator: Whose script.
+        request: Given to it.
+    """
+
+    def __init__(self, generator: ScriptedGenerator, request: GenerationRequest) -> None:
+        self._generator = generator
+        self._request = request
+        self.prompt_scores = PromptScores()
+        self.finished: list[int] = []
+
+    def finish(self, choice: int) -> None:
+        """Record that the reader wants no more of a choice."""
+        self.finished.append(choice)
+
+    async def __aiter__(self) -> AsyncIterator[Token]:
+        """Perform the script's steps. A plain id is of the first choice."""
+        request = self._request
+        left = dict.fromkeys(range(len(request.choices)), request.max_tokens)
+        for step in self._generator.script(request):
             if not isinstance(step, int | Token):
                 await _perform(step)
                 continue
-            self.yielded += 1
-            count += 1
             token = step if isinstance(step, Token) else Token(step)
+            if not left[token.choice] or token.choice in self.finished:
+                continue
+            self._generator.yielded += 1
+            left[token.choice] = 0 if token.id in request.eos_ids else left[token.choice] - 1
             yield token
-            if count == request.max_tokens or token.id in request.eos_ids:
+            if not any(count for choice, count in left.items() if choice not in self.finished):
                 return
 
 

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.answer import Answer
 from gateway.detokenizer import ByteDetokenizer
+from gateway.generation_request import Token, TokenLogprobs
+from gateway.parsing.events import Content, Event, Reasoning, ToolCallArguments, ToolCallBegin
+from gateway.parsing.parser import PlainParser
 from gateway.stop import StopMatcher
 from gateway.tokenizer import ChatTokenizer
 
@@ -19,14 +22,19 @@ EOS = 2
 def create_answer(stops: tuple[str, ...] = (), max_tokens: int = 100) -> Answer:
     """An answer whose token ids are bytes."""
     detokenizer = ByteDetokenizer(lambda token_id: bytes([token_id]))
-    return Answer(detokenizer, StopMatcher(stops), eos_ids={EOS, 7}, max_tokens=max_tokens)
+    return Answer(detokenizer, PlainParser(), StopMatcher(stops), eos_ids={EOS, 7}, max_tokens=max_tokens)
+
+
+def push(answer: Answer, token_id: int) -> str:
+    """The content that a token adds."""
+    return "".join(event.text for event in answer.push(Token(token_id)).events if isinstance(event, Content))
 
 
 def push_all(answer: Answer, ids: bytes) -> str:
     """Push up to the end and return the text."""
     text = ""
     for token_id in ids:
-        text += answer.push(token_id)
+        text += push(answer, token_id)
         if answer.finish_reason is not None:
             break
     return text
@@ -78,9 +86,9 @@ def test_a_character_that_the_limit_cuts_is_dropped():
 def test_a_finished_answer_takes_no_more():
     """Pushing on would count tokens that nobody asked for."""
     answer = create_answer(max_tokens=1)
-    answer.push(97)
+    push(answer, 97)
     with pytest.raises(ValueError, match="finished"):
-        answer.push(98)
+        push(answer, 98)
 
 
 @given(
@@ -92,13 +100,117 @@ def test_the_text_is_the_decoded_text_before_the_first_stop_string(
 ):
     """Whatever tokens come, what is shown is a prefix of the decoded text and holds no stop string."""
     tokenizer = text_tokenizer("byte_level")
-    answer = Answer(tokenizer.detokenizer([74]), StopMatcher(stops), eos_ids=tokenizer.eos_ids, max_tokens=len(ids))
+    answer = Answer(
+        tokenizer.detokenizer([74]),
+        PlainParser(),
+        StopMatcher(stops),
+        eos_ids=tokenizer.eos_ids,
+        max_tokens=len(ids),
+    )
     text = ""
     for token_id in ids:
-        text += answer.push(token_id)
+        text += push(answer, token_id)
         if answer.finish_reason is not None:
             break
     whole = tokenizer.decode([74, *ids])[len(tokenizer.decode([74])) :]
     assert whole.startswith(text)
     assert not any(stop in text for stop in stops)
     assert answer.finish_reason == ("stop" if any(stop in whole for stop in stops) else "length")
+
+
+class ScriptedParser:
+    """Letters are content, digits reasoning, ``(`` begins a call, ``.`` its arguments."""
+
+    special_tokens: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.calls = -1
+
+    def push(self, text: str) -> list[Event]:
+        """One event per character."""
+        return [self._event(char) for char in text]
+
+    def finish(self) -> list[Event]:
+        """The end shows."""
+        return [Content("!")]
+
+    def _event(self, char: str) -> Event:
+        if char == "(":
+            self.calls += 1
+            return ToolCallBegin(self.calls, "f")
+        if char == ".":
+            return ToolCallArguments(self.calls, "{}")
+        return Reasoning(char) if char.isdigit() else Content(char)
+
+
+def create_parsed(**options: object) -> Answer:
+    """An answer with that parser, whose token ids are bytes."""
+    detokenizer = ByteDetokenizer(lambda token_id: bytes([token_id]))
+    values = {"eos_ids": {EOS}, "max_tokens": 100, "mint_id": iter(["call_a", "call_b"]).__next__, **options}
+    stop = StopMatcher(values.pop("stops", ()))  # type: ignore[arg-type]
+    return Answer(detokenizer, ScriptedParser(), stop, **values)  # type: ignore[arg-type]
+
+
+def test_calls_get_ids_and_make_the_reason():
+    """Content, reasoning and calls are kept apart, and the transcript is what was shown."""
+    answer = create_parsed()
+    push_all(answer, b"a1b(.(." + bytes([EOS]))
+    transcript = answer.transcript
+    assert (transcript.content, transcript.reasoning) == ("ab!", "1")
+    assert [(call.id, call.name, call.arguments) for call in transcript.tool_calls] == [
+        ("call_a", "f", "{}"),
+        ("call_b", "f", "{}"),
+    ]
+    assert (answer.finish_reason, answer.reasoning_tokens, answer.completion_tokens) == ("tool_calls", 1, 8)
+
+
+def test_length_beats_tool_calls():
+    """A call that the limit may have cut must not look complete."""
+    answer = create_parsed(max_tokens=2)
+    push_all(answer, b"(.")
+    assert answer.finish_reason == "length"
+
+
+def test_a_named_call_is_no_news():
+    """The caller chose the function, so the reason is `stop`, as OpenAI has it."""
+    answer = create_parsed(names_calls=False)
+    push_all(answer, b"(." + bytes([EOS]))
+    assert answer.finish_reason == "stop"
+
+
+def test_stop_strings_are_looked_for_in_content_alone():
+    """None tears reasoning or a call apart, and what was held back comes out before a call."""
+    answer = create_parsed(stops=("11", "xy", "{}"))
+    push_all(answer, b"11x(.xyz" + bytes([EOS]))
+    assert answer.transcript.reasoning == "11"
+    assert answer.transcript.content == "x"
+    assert answer.transcript.tool_calls[0].arguments == "{}"
+    assert (answer.finish_reason, answer.stop_reason, answer.completion_tokens) == ("stop", "xy", 7)
+
+
+def test_a_stop_token_of_the_callers_own_is_named():
+    """An end token of the model's is not."""
+    answer = create_parsed(eos_ids={EOS, 7}, stop_ids={7})
+    push_all(answer, b"a" + bytes([7]))
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", 7)
+
+
+def test_stop_strings_wait_for_the_least_number_of_tokens():
+    """Before `min_tokens` nothing is looked for."""
+    answer = create_parsed(stops=("a",), min_tokens=3)
+    push_all(answer, b"aaba")
+    assert answer.transcript.content == "aab"
+
+
+def test_log_probabilities_go_with_every_token_that_shows_or_not():
+    """A token that a parser hides has one too."""
+
+    def spell(token_id: int) -> tuple[str, bytes]:
+        return chr(token_id), bytes([token_id])
+
+    answer = create_parsed(spell=spell)
+    for token_id in (b"a"[0], b"("[0], EOS):
+        answer.push(Token(token_id, logprobs=TokenLogprobs(-0.5, ((98, -0.25),))))
+    entries = answer.transcript.logprobs
+    assert [entry.token.data for entry in entries] == [b"a", b"(", bytes([EOS])]
+    assert [(top.text, top.logprob) for top in entries[0].top] == [("b", -0.25)]

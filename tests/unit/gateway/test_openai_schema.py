@@ -40,7 +40,8 @@ def test_the_smallest_body_leaves_everything_to_the_server():
     """Nothing is invented on the caller's behalf here."""
     request = read()
     assert request.messages == [{"role": "user", "content": "hi"}]
-    settings = (request.temperature, request.top_p, request.seed, request.max_tokens, request.stop)
+    sampling, answer = request.sampling, request.answer
+    settings = (sampling.temperature, sampling.top_p, sampling.seed, answer.max_tokens, answer.stop)
     assert settings == (None, None, None, None, ())
     assert not request.stream
     assert not request.include_usage
@@ -52,26 +53,27 @@ def test_honoured_parameters_arrive():
         temperature=0.5, top_p=0.9, seed=-3, stop=["a", "b", "a"], max_tokens=5, stream=True,
         stream_options={"include_usage": True},
     )  # fmt: skip
-    assert (request.temperature, request.top_p, request.seed, request.max_tokens) == (0.5, 0.9, -3, 5)
-    assert (request.stop, request.stream, request.include_usage) == (("a", "b"), True, True)
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed, request.answer.max_tokens) == (0.5, 0.9, -3, 5)
+    assert (request.answer.stop, request.stream, request.include_usage) == (("a", "b"), True, True)
 
 
 def test_max_completion_tokens_wins_over_max_tokens():
     """The newer name is the one that counts, and the one that a message names."""
     request = read(max_tokens=5, max_completion_tokens=7)
-    assert (request.max_tokens, request.max_tokens_param) == (7, "max_completion_tokens")
+    assert (request.answer.max_tokens, request.answer.max_tokens_param) == (7, "max_completion_tokens")
 
 
 @pytest.mark.parametrize("stop", [None, []])
 def test_no_stop_strings_in_any_spelling(stop: object):
     """Clients send null and empty lists."""
-    assert read(stop=stop).stop == ()
+    assert read(stop=stop).answer.stop == ()
 
 
 def test_a_single_stop_string_and_sixteen():
     """A string, or a list up to the limit."""
-    assert read(stop="x").stop == ("x",)
-    assert len(read(stop=[str(index) for index in range(16)]).stop) == 16
+    assert read(stop="x").answer.stop == ("x",)
+    assert len(read(stop=[str(index) for index in range(16)]).answer.stop) == 16
 
 
 @pytest.mark.parametrize(

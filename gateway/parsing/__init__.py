@@ -1,0 +1,1 @@
+"""What a model's output means: content, reasoning, tool calls."""
