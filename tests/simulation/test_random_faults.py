@@ -17,7 +17,7 @@ import structlog
 
 from gateway.errors import GenerationFailed
 from shared.messages import Step
-from tests.support.scripted_mesh import GREEDY, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
+from tests.support.memory_mesh import GREEDY, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Late, Miss, Slow
 
 SCHEDULES = 200

@@ -14,7 +14,7 @@ from gateway.generation import TokenStream, create_generator
 from gateway.generation_request import GenerationRequest
 from gateway.mesh import create_mesh
 from shared.messages import Cancel, Message, Release, SamplingParams, StepResult
-from tests.support.scripted_mesh import GREEDY, PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
+from tests.support.memory_mesh import GREEDY, PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import Crash, Mangle, Miss, Slow, nth
 
 Entered = tuple[AbstractAsyncContextManager[TokenStream], TokenStream]

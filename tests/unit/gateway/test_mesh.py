@@ -11,7 +11,7 @@ import pytest
 from gateway.open_link import OpenLink
 from shared.errors import LinkClosed
 from shared.messages import Cancel, Hello, LoadProgress, Release
-from tests.support.scripted_mesh import expected, idle, scripted_mesh
+from tests.support.memory_mesh import expected, idle, scripted_mesh
 from tests.support.scripted_node import Drop, Miss, nth
 
 

@@ -31,7 +31,7 @@ from shared.messages import (
 )
 from shared.tensor_spec import WireTensor
 from tests.support.fake_runner import write_ids
-from tests.support.scripted_mesh import ScriptedMesh, create_node, idle, scripted_mesh
+from tests.support.memory_mesh import ScriptedMesh, create_node, idle, scripted_mesh
 from tests.support.scripted_node import MODEL, Cut, Drop, Fail, Late, Miss, ScriptedNode, Slow, nth
 
 

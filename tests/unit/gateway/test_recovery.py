@@ -17,7 +17,7 @@ from gateway.recovery import RECOVERIES_PER_PASS_MAX, REFUSALS_PER_PASS_MAX
 from shared.errors import FrameError
 from shared.messages import Message, Step, StepResult
 from shared.tensor_spec import WireTensor
-from tests.support.scripted_mesh import PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
+from tests.support.memory_mesh import PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import (
     Crash,
     Cut,
