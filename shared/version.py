@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
-SOFTWARE = "meshnet/0.1.0"
+VERSION = "0.1.0"
+"""As in pyproject.toml."""
+SOFTWARE = f"meshnet/{VERSION}"
 """Name and version; `hello` and `welcome` carry it for logs, nothing is decided by it."""

@@ -12,11 +12,13 @@ import click
 from shared.cli.options import model_argument, refresh_option, up_options
 from shared.models.catalogue import CATALOGUE
 from shared.options import cache_dir_option
+from shared.version import SOFTWARE, VERSION
 
 _HAND_OVER = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 @click.group(context_settings={"max_content_width": 110, "show_default": True})
+@click.version_option(VERSION, message=SOFTWARE)
 def main() -> None:
     """Serve one language model from many machines, behind an OpenAI API.
 
