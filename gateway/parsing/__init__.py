@@ -1,0 +1,1 @@
+"""Incremental parsers of model output: text in, content, reasoning and tool calls out."""
