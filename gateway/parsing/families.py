@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from gateway.parsing.choice import choose_family
 from gateway.parsing.deepseek import DeepseekCalls
 from gateway.parsing.function_xml import FunctionXmlCalls
 from gateway.parsing.gemma import GemmaCalls
@@ -25,6 +26,8 @@ from gateway.parsing.parser import OutputParser
 from gateway.parsing.pipeline import PassThrough, ReasoningThenTools
 from gateway.parsing.pythonic import PythonicCalls
 from gateway.parsing.reasoning import ReasoningFormat, ReasoningParser
+
+__all__ = ["FAMILIES", "Family", "choose_family", "create_parser"]
 
 
 class CreateToolParser(Protocol):
@@ -138,6 +141,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "llama3_json": Family('`{"name": …, "parameters": …}`, perhaps behind `<|python_tag|>`: Llama 3', LlamaJsonCalls),
     "pythonic": Family("`[f(a=1), g()]`: Llama 4 and others", PythonicCalls),
+    "lfm2": Family(
+        "`<|tool_call_start|>[f(a=1)]<|tool_call_end|>`: LFM2",
+        partial(PythonicCalls, start="<|tool_call_start|>", end="<|tool_call_end|>"),
+    ),
     "mistral": Family("`[TOOL_CALLS] [{…}]` and `[TOOL_CALLS]name[ARGS]{…}`: Mistral", MistralCalls),
     "deepseek_v3": Family("sections of `tool▁calls▁begin` tokens: DeepSeek V3, R1, V3.1", DeepseekCalls),
     "deepseek_dsml": Family("DSML `invoke` elements: DeepSeek V3.2, V4", partial(InvokeXmlCalls, DSML)),
@@ -171,7 +178,14 @@ FAMILIES: Mapping[str, Family] = {
         ),
         ReasoningFormat("Here is my thought process:", "Here is my response:"),
     ),
-    "phi4_mini": _json_family("`functools[{…}]`: Phi-4-mini", JsonFormat(("functools[",), ())),
+    "phi4_mini": _json_family(
+        "`functools[{…}]`: Phi-4-mini",
+        JsonFormat(
+            ("functools[", "<|tool_call|>"),
+            ("<|/tool_call|>",),
+            special_tokens=frozenset({"<|tool_call|>", "<|/tool_call|>"}),
+        ),
+    ),
     "command_r": Family(
         "`<|START_ACTION|>[{…}]<|END_ACTION|>`: Command R7B, Command A",
         partial(

@@ -34,7 +34,7 @@ class JsonFormat:
 
 
 class JsonCalls(Grammar):
-    """Content up to an opener, then an object or a list of objects, then a closer, and so on."""
+    """Content up to an opener, then objects or a list of them, then a closer, and so on."""
 
     def __init__(self, form: JsonFormat, tools: Tools = (), *, whole_calls: bool = False) -> None:
         super().__init__(tools, whole_calls=whole_calls)
@@ -51,6 +51,9 @@ class JsonCalls(Grammar):
     def _calls(self, opener: str) -> Parse[None]:
         yield from self.source.skip_space()
         yield from call_or_list(self.source, self.output, is_list=opener.endswith("["))
+        while (yield from self.source.follows("{")):
+            yield from self.source.skip_space()
+            yield from call_object(self.source, self.output)
         if self._closers and (yield from self.source.follows(*self._closers)):
             yield from self.source.skip_space()
             yield from self.source.accept(*self._closers)

@@ -6,6 +6,7 @@ import re
 from gateway.parsing.arguments import ArgumentsWriter
 from gateway.parsing.grammar import Grammar, Tools
 from gateway.parsing.json_calls import NAME_CHARS_MAX
+from gateway.parsing.json_text import json_value
 from gateway.parsing.source import CutOff, Malformed, Markers, Parse
 from gateway.parsing.tool_schemas import ANY
 
@@ -66,6 +67,23 @@ class KimiXtmlParser(Grammar):
         if not name:
             raise Malformed
         self.output.begin(name)
+        if (yield from self.source.accept(OPEN + "json")):
+            yield from self._json()
+        else:
+            yield from self._arguments()
+        self.output.end()
+
+    def _json(self) -> Parse[None]:
+        """Read arguments that came as one JSON object."""
+        yield from self._attributes()
+        yield from self.source.skip_space()
+        if (yield from self.source.next_char()) != "{":
+            raise Malformed
+        yield from json_value(self.source, self.output.arguments)
+        yield from self.source.skip_space()
+        yield from self.source.expect(closing("json") + closing("call"))
+
+    def _arguments(self) -> Parse[None]:
         arguments = ArgumentsWriter(self.output.arguments)
         while (yield from self.source.expect(OPEN + "argument", closing("call"))) != closing("call"):
             attributes = yield from self._attributes()
@@ -74,7 +92,6 @@ class KimiXtmlParser(Grammar):
             yield from self._value(arguments)
             arguments.close()
         arguments.end()
-        self.output.end()
 
     def _attributes(self) -> Parse[dict[str, str]]:
         text, _ = yield from self.source.head(Markers(SEPARATOR), NAME_CHARS_MAX)

@@ -2,7 +2,9 @@
 
 from gateway.parsing.grammar import Grammar
 from gateway.parsing.json_calls import call_object
-from gateway.parsing.source import Malformed, Markers, Parse
+from gateway.parsing.output import Output
+from gateway.parsing.source import Markers, Parse, Source
+from gateway.parsing.tool_schemas import ToolSchemas
 
 PYTHON_TAG = "<|python_tag|>"
 SEPARATORS = (";", ",")
@@ -26,11 +28,21 @@ class LlamaJsonCalls(Grammar):
             yield from self.attempt(self._calls(), "", tag)
 
     def _calls(self) -> Parse[None]:
-        while True:
-            yield from self.source.skip_space()
-            yield from call_object(self.source, self.output, is_name=self.tools.__contains__)
-            if not (yield from self.source.follows("{", *SEPARATORS)):
-                return
-            yield from self.source.skip_space()
-            if (yield from self.source.accept(*SEPARATORS)) and not (yield from self.source.follows("{")):
-                raise Malformed
+        yield from self.source.skip_space()
+        yield from call_objects(self.source, self.output, self.tools)
+
+
+def call_objects(source: Source, output: Output, tools: ToolSchemas) -> Parse[None]:
+    """Read one or more call objects, with nothing but a separator between them.
+
+    Raises:
+        Malformed: An object is no call of an offered tool, or none follows a separator.
+        CutOff: The text ended within one.
+    """
+    while True:
+        yield from call_object(source, output, is_name=tools.__contains__)
+        if not (yield from source.follows("{", *SEPARATORS)):
+            return
+        yield from source.skip_space()
+        yield from source.accept(*SEPARATORS)
+        yield from source.skip_space()

@@ -2,8 +2,9 @@
 
 import re
 
-from gateway.parsing.grammar import Grammar
+from gateway.parsing.grammar import Grammar, Tools
 from gateway.parsing.json_calls import NAME_CHARS_MAX
+from gateway.parsing.llama_json import call_objects
 from gateway.parsing.python_literal import python_value
 from gateway.parsing.source import Malformed, Markers, Parse
 
@@ -16,31 +17,47 @@ _KEY_CHAR = re.compile(r"\w")
 class PythonicCalls(Grammar):
     """`[f(a=1), g()]` at the beginning of the answer, or anywhere between the family's tokens.
 
-    A list is calls only if it names tools that were offered, for a list may as well be the answer.
+    A list is calls only if it names tools that were offered, for a list may as well be the answer. Some of
+    the models write JSON objects in the same places, as Llama 3 does.
+
+    Args:
+        tools: The tools offered.
+        start: The token before calls.
+        end: The token after them.
+        whole_calls: See `Grammar`.
     """
 
-    special_tokens = frozenset({START, END})
+    def __init__(self, tools: Tools = (), *, start: str = START, end: str = END, whole_calls: bool = False) -> None:
+        super().__init__(tools, whole_calls=whole_calls)
+        self.special_tokens = frozenset({start, end})
+        self._start, self._end = start, end
 
     def run(self) -> Parse[None]:
         """Read the whole text."""
-        starts, ends = Markers(START), Markers(END, "\n")
-        if (yield from self.source.follows("[")):
+        starts, ends = Markers(self._start, trim=True), Markers(self._end, "\n")
+        if (yield from self.source.follows("[", "{")):
             yield from self.attempt_bare(self._calls(), ends)
         while (yield from self.source.until(starts, self.output.content)):
             yield from self.attempt(self._calls(), "", ends)
 
     def _calls(self) -> Parse[None]:
         yield from self.source.skip_space()
+        if (yield from self.source.is_next("{")):
+            yield from call_objects(self.source, self.output, self.tools)
+        else:
+            yield from self._list()
+        if (yield from self.source.follows(self._end)):
+            yield from self.source.skip_space()
+            yield from self.source.accept(self._end)
+
+    def _list(self) -> Parse[None]:
         yield from self.source.expect("[")
         while True:
             yield from self.source.skip_space()
             yield from self._call()
             yield from self.source.skip_space()
             if (yield from self.source.expect(",", "]")) == "]":
-                break
-        if (yield from self.source.follows(END)):
-            yield from self.source.skip_space()
-            yield from self.source.accept(END)
+                return
 
     def _call(self) -> Parse[None]:
         name = yield from self.source.word(_NAME_CHAR, NAME_CHARS_MAX)

@@ -41,22 +41,28 @@ class Markers:
         for one in literals:
             if not one or any(one in other and not other.endswith(one) for other in literals if other != one):
                 raise ValueError(f"marker {one!r} is empty or part of another one")
-        space = rf"\s{{0,{SPACE_CHARS_MAX}}}" if trim else ""
         ordered = sorted(literals, key=len, reverse=True)
         prefixes = sorted({one[:end] for one in literals for end in range(1, len(one))}, key=len, reverse=True)
-        begun = "|".join(map(re.escape, prefixes)) or "(?!)"
-        self._whole = re.compile(rf"{space}({'|'.join(map(re.escape, ordered))})")
-        self._begun = re.compile(rf"(?:{space}(?:{begun}){rf'|{space}' if trim else ''})\Z")
-        self._window = max(map(len, literals)) + (SPACE_CHARS_MAX if trim else 0)
+        self._whole = re.compile("|".join(map(re.escape, ordered)))
+        self._begun = re.compile(rf"(?:{'|'.join(map(re.escape, prefixes)) or '(?!)'})\Z")
+        self._window = max(map(len, literals)) - 1
+        self._trim = trim
 
-    def find(self, text: str, start: int) -> re.Match[str] | None:
-        """Return the first marker at or after `start`; group 1 is its literal."""
-        return self._whole.search(text, start)
+    def find(self, text: str, start: int) -> tuple[int, int, str] | None:
+        """Return the first marker at or after `start`: where its white space begins, where it does, and the literal."""
+        match = self._whole.search(text, start)
+        return (self._space_start(text, start, match.start()), match.start(), match[0]) if match else None
 
     def undecided(self, text: str, start: int) -> int:
         """Return where the end of `text`, at or after `start`, may be the beginning of a marker."""
         match = self._begun.search(text, max(start, len(text) - self._window))
-        return match.start() if match else len(text)
+        return self._space_start(text, start, match.start() if match else len(text))
+
+    def _space_start(self, text: str, start: int, end: int) -> int:
+        if not self._trim:
+            return end
+        before = text[max(start, end - SPACE_CHARS_MAX) : end]
+        return end - len(before) + len(before.rstrip())
 
 
 def discard(text: str) -> None:
@@ -195,12 +201,12 @@ class Source:
     def until(self, markers: Markers, give: Give) -> Parse[str]:
         """Give the text up to the first marker and read that; return its literal, or an empty text at the end."""
         while True:
-            match = markers.find(self._text, self._pos)
-            if match:
-                give(self.take(match.start() - self._pos))
-                self.space_before = self.take(match.start(1) - match.start())
-                self.take(len(match[1]))
-                return match[1]
+            found = markers.find(self._text, self._pos)
+            if found:
+                space, start, literal = found
+                give(self.take(space - self._pos))
+                self.space_before = self.take(start - space)
+                return self.take(len(literal))
             if self._ended:
                 give(self.rest())
                 return ""
@@ -215,14 +221,14 @@ class Source:
             CutOff: The text ended.
         """
         while True:
-            match = markers.find(self._text, self._pos)
-            start = match.start() if match else markers.undecided(self._text, self._pos)
+            found = markers.find(self._text, self._pos)
+            start = found[0] if found else markers.undecided(self._text, self._pos)
             if start - self._pos > chars_max:
                 raise Malformed
-            if match:
+            if found:
                 text = self.take(start - self._pos)
-                self.take(match.end() - start)
-                return text, match[1]
+                self.take(found[1] - start)
+                return text, self.take(len(found[2]))
             if self._ended:
                 raise CutOff
             yield
