@@ -4,6 +4,8 @@ To add a family, add its name, a sentence, and how its parsers are made to `FAMI
 `gateway/parsing/choice.py` what in a chat template tells of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,7 @@
 """gpt-oss's format, harmony: messages whose header says which channel they are on, and to whom they go."""
 
+from __future__ import annotations
+
 import re
 
 from gateway.parsing.grammar import Grammar, Tools

@@ -1,5 +1,7 @@
 """Families that write a call as a JSON object with a name and arguments, between markers of their own."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
