@@ -138,8 +138,13 @@ def _json_family(description: str, form: JsonFormat) -> Family:
 
 FAMILIES: Mapping[str, Family] = {
     "hermes": _json_family(
-        "`<tool_call>{…}</tool_call>`: Hermes, Qwen2.5, Qwen3, Granite 4, and many others",
-        JsonFormat(("<tool_call>",), ("</tool_call>",), special_tokens=frozenset({"<tool_call>", "</tool_call>"})),
+        "`<tool_call>{…}</tool_call>`, and without the tags: Hermes, Qwen2.5, Qwen3, Granite 4, and many others",
+        JsonFormat(
+            ("<tool_call>",),
+            ("</tool_call>",),
+            is_bare=True,
+            special_tokens=frozenset({"<tool_call>", "</tool_call>"}),
+        ),
     ),
     "llama3_json": Family('`{"name": …, "parameters": …}`, perhaps behind `<|python_tag|>`: Llama 3', LlamaJsonCalls),
     "pythonic": Family("`[f(a=1), g()]`: Llama 4 and others", PythonicCalls),

@@ -47,8 +47,9 @@ text, whatever the pieces.
   once it is complete, and one that breaks off never.
 - **A call that is none**, because it is malformed, comes out as content, markers included. Where part of it had been
   given, the rest up to the end of the call is left out.
-- **Formats that do not mark their calls** (Llama 3 without its tag, Python lists) have calls only at the beginning of
-  an answer, and only of tools that were offered; an answer that is JSON, or a list, stays content.
+- **Calls without a marker** (Llama 3 without its tag, Python lists, and `hermes`, for small models of it write a call
+  bare or in a code fence) count only at the beginning of an answer, and only if they name tools that were offered; an
+  answer that is JSON, or a list, stays content.
 - **White space** beside a marker belongs to it, up to 64 characters, in the formats whose templates put it there.
 - **Markers inside reasoning** are reasoning, except where a family's models are known to start a call without closing
   their thoughts.

@@ -193,6 +193,43 @@ def test_objects_in_one_tag_are_calls_of_their_own():
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        '```json\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n```',
+        '```\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n```',
+    ],
+)
+def test_hermes_reads_calls_without_their_tags(text: str):
+    """Small Qwen2.5 models leave the tags out; the default chat model does."""
+    assert parse(text, tools="hermes") == call("get_weather", PARIS)
+    assert parse(f"{text}\n{text}Done", tools="hermes")[2:] == [
+        *call("get_weather", PARIS, index=1),
+        Content("Done"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "arguments": {}}',
+        '```json\n{"city": "Paris"}\n```',
+        "```python\nprint(1)\n```",
+        'Like {"name": "get_weather", "arguments": {}}',
+    ],
+)
+def test_json_that_is_the_answer_stays_content(text: str):
+    """Without tags, an object must be a call of a tool that was offered, and begin the answer."""
+    assert parse(text, tools="hermes") == [Content(text)]
+
+
+def test_closing_brackets_too_many_are_left_out():
+    """The tag behind them still ends the call."""
+    text = f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}}}\n</tool_call>Done'
+    assert parse(text, tools="hermes") == [*call("get_weather", PARIS), Content("Done")]
+
+
 def test_llama_calls_only_tools_that_were_offered():
     """An answer may be JSON: without its tag, a call must name a tool."""
     for text in ('{"name": "Bob", "parameters": {}}', '{"parameters": {}}', '{"a": 1} is a dict', "{}"):
