@@ -125,7 +125,7 @@ def _tool_parser(family: Family, tools: Tools, *, whole_calls: bool) -> OutputPa
 
 def _harmony(tools: Tools, prompt_tail: str, whole_calls: bool) -> Grammar:
     _, start, prefix = prompt_tail.rpartition(START)
-    return HarmonyParser(tools, prefix=prefix if start else "", whole_calls=whole_calls)
+    return HarmonyParser(tools, prefix=prefix.removeprefix("assistant") if start else "", whole_calls=whole_calls)
 
 
 def _kimi_xtml(tools: Tools, prompt_tail: str, whole_calls: bool) -> Grammar:

@@ -56,11 +56,13 @@ class GemmaCalls(Grammar):
     def _list(self, depth: int) -> Parse[None]:
         give = self.output.arguments
         give("[")
+        separator = ""
         while (yield from self._has_more("]")):
+            give(separator)
             yield from self._value(depth, ANY)
+            separator = ", "
             if not (yield from self._goes_on("]")):
                 break
-            give(", ")
         give("]")
 
     def _has_more(self, closer: str) -> Parse[bool]:

@@ -32,7 +32,7 @@ class HarmonyParser(Grammar):
 
     Args:
         tools: The tools offered.
-        prefix: What the prompt wrote of the message after its last `<|start|>`.
+        prefix: What the prompt wrote of the message after its last `<|start|>` and the role.
         whole_calls: See `Grammar`.
     """
 

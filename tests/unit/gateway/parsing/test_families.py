@@ -281,8 +281,8 @@ def test_a_value_may_show_the_tags_that_end_it():
 
 
 def test_gemma_writes_nested_values():
-    """Lists, objects, bare words and keys with spaces."""
-    filters = '{a b:[1, {c:<|"|>}<|"|>}],d:[],<|"|>e<|"|>:x y}'
+    """Lists, objects, bare words, keys with spaces, and commas too many."""
+    filters = '{a b:[1, {c:<|"|>}<|"|>},],d:[],<|"|>e<|"|>:x y,}'
     text = f"<|tool_call>call:get_weather{{days:3,city:007,filters:{filters}}}<tool_call|>"
     (_, arguments) = parse(text, tools="gemma4")
     assert isinstance(arguments, ToolCallArguments)
@@ -310,7 +310,8 @@ def test_harmony_reads_channels():
 
 
 def test_harmony_goes_on_where_the_prompt_stopped():
-    """A template may have written the header already."""
+    """A template may have written the header already, and nothing of the prompt comes out."""
+    assert parse("Hello.", tools="harmony", prompt="<|start|>assistant") == [Content("Hello.")]
     prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>analysis<|message|>"
     assert parse("Hm.<|end|>", tools="harmony", reasoning="harmony", prompt=prompt) == [Reasoning("Hm.")]
 
