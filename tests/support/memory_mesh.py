@@ -11,10 +11,11 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from gateway.generation import GenerationSettings, Generator, TokenStream, create_generator
+from gateway.generation import GenerationSettings, Generator, create_generator
 from gateway.generation_request import GenerationRequest
 from gateway.mesh import Mesh, create_mesh
 from gateway.mesh_view import MeshView
+from gateway.token_stream import TokenStream
 from shared.layers import LayerRange
 from shared.messages import SamplingParams
 from tests.support.fake_clock import FakeClock
@@ -94,8 +95,8 @@ class ScriptedMesh:
 
     def request(self, max_tokens: int = 8, **fields: Any) -> GenerationRequest:
         """A generation."""
-        sampling = fields.pop("sampling", GREEDY)
-        values = {"prompt_ids": PROMPT, "choices": (sampling,), "eos_ids": frozenset(), "request_id": "r", **fields}
+        choices = fields.pop("choices", (fields.pop("sampling", GREEDY),))
+        values = {"prompt_ids": PROMPT, "choices": choices, "eos_ids": frozenset(), "request_id": "r", **fields}
         return GenerationRequest(max_tokens=max_tokens, **values)
 
     async def generate(self, max_tokens: int = 8, **fields: Any) -> list[int]:
@@ -116,6 +117,7 @@ class ScriptedMesh:
         """No session on any node, no reservation, no journal, no wait; no step applied twice."""
         for node in self.nodes:
             assert node.sessions == {}, f"{node.node_id} still holds {node.sessions}"
+            assert node.faults == [], f"{node.node_id} was asked what it must not be asked"
             assert all(times == 1 for times in node.applied.values()), f"{node.node_id} applied a step twice"
         assert self.generator.admission.active == 0
         assert self.generator.admission.queued == 0

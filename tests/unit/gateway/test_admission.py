@@ -22,7 +22,7 @@ def node(node_id: str = "a", layers: str = "0:2", **fields: object) -> NodeInfo:
 
 def demand(session: str, tokens: int = 1000) -> Demand:
     """A demand that may begin with one token."""
-    return Demand(session, tokens, tokens_min=1)
+    return Demand(sessions=(session,), tokens=tokens, tokens_min=1)
 
 
 def create_admission(queue_max: int = 3) -> Admission:
@@ -32,7 +32,7 @@ def create_admission(queue_max: int = 3) -> Admission:
 
 def admitted(admission: Admission, *nodes: NodeInfo) -> list[str]:
     """Sessions that start now."""
-    return [each.session for each in admission.admit(nodes)]
+    return [session for each in admission.admit(nodes) for session in each.sessions]
 
 
 def test_sessions_start_in_order_until_the_slots_are_taken() -> None:
@@ -81,7 +81,7 @@ def test_a_full_replica_is_passed_over() -> None:
     nodes = [node("a", kv_sessions_max=1), node("b", kv_sessions_max=1)]
     for session in ("s1", "s2"):
         admission.enqueue(demand(session), nodes)
-    routes = {each.session: each.route.hops[0].node for each in admission.admit(nodes)}
+    routes = {each.sessions[0]: each.route.hops[0].node for each in admission.admit(nodes)}
     assert routes == {"s1": "a", "s2": "b"}
 
 
@@ -92,7 +92,7 @@ def test_a_long_demand_at_the_front_is_not_overtaken() -> None:
     for session, tokens in (("s1", 700), ("long", 1000), ("short", 10)):
         admission.enqueue(demand(session, tokens), [tight])
     assert admitted(admission, tight) == ["s1"]
-    admission.withdraw("long")
+    admission.withdraw(demand("long"))
     assert admitted(admission, tight) == ["short"]
 
 
@@ -126,7 +126,7 @@ def test_what_can_never_fit_is_refused_for_good() -> None:
     """No empty mesh could hold the prompt; waiting would not help."""
     small = node(kv_bytes_max=100, kv_bytes_per_token=1)
     with pytest.raises(AdmissionRefused) as refusal:
-        create_admission().enqueue(Demand("s1", 300, tokens_min=101), [small])
+        create_admission().enqueue(Demand(sessions=("s1",), tokens=300, tokens_min=101), [small])
     assert refusal.value.code == "session_too_large"
     assert refusal.value.retry_after_s is None
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.journal import Journal, StepInput
-from gateway.session import (
-    TOKEN_ID_MAX,
-    ReplayNeeded,
-    Session,
-    accept,
-    create_session,
-    drawn_token,
-    hidden_states,
-    plan_step,
-)
+from gateway.logprob_rows import TOKEN_ID_MAX
+from gateway.session import Session, create_session
+from gateway.step_answer import drawn_token, hidden_states
+from gateway.step_plan import ReplayNeeded, accept, plan_step
 from shared.errors import StepFailed
 from shared.layers import LayerRange
 from shared.messages import NodeInfo, SamplingParams, Step, StepResult
@@ -71,14 +65,14 @@ def run_pass(session: Session, end: int) -> list[Step]:
 
 def test_a_prefill_is_cut_into_chunks() -> None:
     """The last chunk ends with the prompt."""
-    assert create(10).chunk_ends() == [4, 8, 10]
-    assert create(8).chunk_ends() == [4, 8]
-    assert create(1).chunk_ends() == [1]
+    assert create(10).chunk_ends(10) == [4, 8, 10]
+    assert create(8).chunk_ends(8) == [4, 8]
+    assert create(1).chunk_ends(1) == [1]
 
 
 def test_a_prefill_through_a_stateless_hop_is_not_cut() -> None:
     """That hop needs all positions at each step, so chunks would only repeat work."""
-    assert create(10, stateless=(1,)).chunk_ends() == [10]
+    assert create(10, stateless=(1,)).chunk_ends(10) == [10]
 
 
 def test_the_first_chunk_creates_and_the_next_continue() -> None:
