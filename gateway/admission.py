@@ -46,7 +46,7 @@ class Demand:
         priority: Lower values start before higher ones; equal ones in the order in which they came. Nothing
             more is promised: a steady flow of lower values keeps a higher one waiting.
         resumes: The request has begun and wants its next sessions: it comes before those that have not, and no
-            full queue refuses it.
+            full queue refuses it or counts it.
     """
 
     sessions: tuple[str, ...]
@@ -128,10 +128,11 @@ class Admission:
         known = list(nodes)
         if self._route(known, ANY) is not None:
             self._refuse_impossible(demand, known)
-        if len(self._queue) >= self.queue_max and not demand.resumes:
+        waiting = sum(not queued.resumes for queued in self._queue.values())
+        if waiting >= self.queue_max and not demand.resumes:
             raise AdmissionRefused(
                 "queue_full",
-                f"{len(self._queue)} generations are already waiting",
+                f"{waiting} generations are already waiting",
                 retry_after_s=self.retry_after_s(),
                 limit=self.queue_max,
             )

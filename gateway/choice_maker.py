@@ -45,8 +45,8 @@ class ChoiceMaker:
         return PromptScores() if self.scorer is None else self.scorer.scores
 
     def start(self, index: int, session_id: str, admitted: Admitted) -> Choice:
-        """A choice that begins with the prompt; the first one scores it."""
-        scorer = None if index else self.scorer
+        """A choice that begins with the prompt, and scores it unless that is done."""
+        scorer = None if self.scorer is None or self.scorer.is_complete else self.scorer
         session = self.create_session(session_id, admitted, self.request.choices[index], scorer)
         return self._choice(index, self._begin(session), scorer)
 

@@ -6,13 +6,15 @@ the last position itself, drawing in its own way. A node that makes no copies, o
 decode with a miss, and the ordinary replay does the work.
 
 When the mesh cannot hold all choices at once they run in *waves*: as many as an empty mesh could hold are admitted
-together, or none; the next wave is admitted when this one has ended, and prefills anew. One task conducts the waves,
-each choice is a task below it, and the reader takes from their lanes.
+together, or none, so that no two requests wait for each other's places. What is left then waits before all requests
+that have not begun, and prefills anew. One task conducts the waves, each choice is a task below it, and the reader
+takes from their lanes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gateway.admission import Admitted
@@ -98,7 +100,7 @@ class ManyChoices:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            if self._is_over:
+            if self._is_over or len(self._ended) == self._count:
                 raise StopAsyncIteration
             await self._lanes.change()
 
@@ -124,43 +126,53 @@ class ManyChoices:
             self._lanes.wake()
 
     async def _run_waves(self, wave: Admitted) -> None:
-        first = 0
-        while True:
-            await self._run_wave(wave, first)
-            first += len(wave.sessions)
-            if self._ended.issuperset(range(first, self._count)):
-                return
-            demand = replace(wave.demand, sessions=wave.demand.sessions[len(wave.sessions) :], resumes=True)
-            try:
-                wave = await self._turns.take(demand)
-            except (AdmissionRefused, NotReady) as error:
-                raise GenerationFailed(error.code, error.message) from error
-
-    async def _run_wave(self, wave: Admitted, first: int) -> None:
-        leader = self._choices[first] = self._maker.start(first, wave.sessions[0], wave)
-        if len(wave.sessions) > 1:
-            await leader.prime()
-        for index, session_id in enumerate(wave.sessions[1:], first + 1):
-            if index in self._ended:
-                self._lifecycle.leave((session_id,))
-            else:
-                self._choices[index] = self._maker.continue_from(leader, index, session_id, wave)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for index in range(first, first + len(wave.sessions)):
-                    self._tasks[index] = tasks.create_task(self._run_choice(index))
+                first = 0
+                while True:
+                    await self._begin_wave(wave, first, tasks)
+                    first += len(wave.sessions)
+                    if first == self._count:
+                        return
+                    wave = await self._next_wave(wave)
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    async def _run_choice(self, index: int) -> None:
-        choice = self._choices.get(index)
-        while choice is not None and (token := await choice.next()) is not None:
-            if choice.is_complete:
-                self._end(choice)
-            await self._lanes.put(token)
-        if choice is not None:
-            self._end(choice)
+    async def _next_wave(self, wave: Admitted) -> Admitted:
+        demand = replace(wave.demand, sessions=wave.demand.sessions[len(wave.sessions) :], resumes=True)
+        try:
+            return await self._turns.take(demand)
+        except (AdmissionRefused, NotReady) as error:
+            raise GenerationFailed(error.code, error.message) from error
 
-    def _end(self, choice: Choice) -> None:
-        self._ended.add(choice.index)
+    async def _begin_wave(self, wave: Admitted, first: int, tasks: asyncio.TaskGroup) -> None:
+        wanted = self._wanted(enumerate(wave.sessions, first))
+        if not wanted:
+            return
+        (index, session_id), *others = wanted
+        leader = self._choices[index] = self._maker.start(index, session_id, wave)
+        if others:
+            await leader.prime()
+        for other, other_id in self._wanted(others):
+            choice = self._choices[other] = self._maker.continue_from(leader, other, other_id, wave)
+            self._tasks[other] = tasks.create_task(self._run_choice(choice))
+        self._tasks[index] = tasks.create_task(self._run_choice(leader))
+
+    def _wanted(self, sessions: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Those of a wave that have not been finished before they began; the others' places are given back."""
+        wanted: list[tuple[int, str]] = []
+        for index, session_id in sessions:
+            if index in self._ended:
+                self._lifecycle.leave((session_id,))
+            else:
+                wanted.append((index, session_id))
+        return wanted
+
+    async def _run_choice(self, choice: Choice) -> None:
+        while (token := await choice.next()) is not None:
+            if choice.is_complete:
+                self._lifecycle.end(choice.generation, choice.outcome)
+            await self._lanes.put(token)
         self._lifecycle.end(choice.generation, choice.outcome)
+        self._ended.add(choice.index)
+        self._lanes.wake()

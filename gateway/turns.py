@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Turns:
             self.admit()
             if not turn.done():
                 log.info("generation.queued", session=demand.key, queued=self.admission.queued)
-                await self._wait(turn, demand.needs)
+                await self._wait(turn, demand)
             return turn.result()
 
     @contextmanager
@@ -74,21 +75,33 @@ class Turns:
         route = find_route(self.mesh.nodes(), model=admission.model, num_layers=admission.num_layers, needs=needs)
         return "; ".join([route.reason, *self.mesh.refusals()]) if isinstance(route, NoRoute) else None
 
-    async def _wait(self, turn: asyncio.Future[Admitted], needs: Needs) -> None:
+    async def _wait(self, turn: asyncio.Future[Admitted], demand: Demand) -> None:
+        queue_timeout_s, route_wait_s = self._limits_s(demand)
         started_at = self.clock.monotonic()
-        route_seen_at = started_at
+        missing_since: float | None = None
         while not turn.done():
             changed = self.mesh.changed
             now = self.clock.monotonic()
-            missing = self.missing_route(needs)
+            missing = self.missing_route(demand.needs)
             if missing is None:
-                route_seen_at = now
-                left_s = started_at + self.settings.queue_timeout_s - now
+                missing_since = None
+                left_s = started_at + queue_timeout_s - now
             else:
-                left_s = route_seen_at + self.settings.route_wait_s - now
+                missing_since = now if missing_since is None else missing_since
+                left_s = missing_since + route_wait_s - now
             if left_s <= 0:
                 raise self._overdue(missing, now - started_at)
             await wait_first(self.clock, left_s, turn, changed.wait())
+
+    def _limits_s(self, demand: Demand) -> tuple[float, float]:
+        """How long to wait for a place, and for a route.
+
+        A request that has begun waits for its own sessions to end, which takes as long as they take, and for a node
+        as long as a hop would.
+        """
+        if demand.resumes:
+            return math.inf, self.settings.failover_timeout_s
+        return self.settings.queue_timeout_s, self.settings.route_wait_s
 
     def _overdue(self, missing: str | None, waited_s: float) -> NotReady | AdmissionRefused:
         if missing is not None:

@@ -33,6 +33,11 @@ FAKE_TIME_MAX_S = 2_000.0
 T = TypeVar("T")
 
 
+def seeded(*seeds: int, **fields: Any) -> tuple[SamplingParams, ...]:
+    """A choice for each seed."""
+    return tuple(SamplingParams(temperature=0.7, seed=seed, **fields) for seed in seeds)
+
+
 class EventClock(FakeClock):
     """Moves from one sleeper to the next."""
 
@@ -108,6 +113,15 @@ class ScriptedMesh:
         """All tokens of one generation, and its stream with the figures."""
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
             return [token.id async for token in tokens], tokens
+
+    async def generate_choices(self, max_tokens: int = 8, **fields: Any) -> list[list[int]]:
+        """All tokens of each choice of one request."""
+        request = self.request(max_tokens, **fields)
+        answers: list[list[int]] = [[] for _ in request.choices]
+        async with self.generator.generation(request) as tokens:
+            async for token in tokens:
+                answers[token.choice].append(token.id)
+        return answers
 
     def prefills(self) -> list[int]:
         """Prefills served by each node."""

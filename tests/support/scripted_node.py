@@ -33,6 +33,7 @@ from shared.messages import (
     Loaded,
     Message,
     NodeInfo,
+    NodeState,
     NodeStats,
     Release,
     Step,
@@ -209,6 +210,7 @@ class ScriptedNode:
     sessions_max: int = 8
     bytes_max: int = 0
     bytes_per_token: int = 10
+    state: NodeState = "ready"
     context_len: int = 0
     sampling: tuple[str, ...] = SAMPLING_FIELDS
     features: tuple[str, ...] = FEATURES
@@ -251,7 +253,7 @@ class ScriptedNode:
             model=self.model,
             layers=self.layers,
             num_layers=self.num_layers,
-            state="ready",
+            state=self.state,
             kv_cache=self.kv_cache,
             token_ids=not self.text_tail if self.token_ids is None else self.token_ids,
             kv_sessions_max=self.sessions_max,
@@ -365,6 +367,7 @@ class ScriptedNode:
 
     def _stats(self) -> NodeStats:
         return NodeStats(
+            state=self.state,
             sessions=len(self.sessions),
             kv_bytes=sum(held.length for held in self.sessions.values()) * self.bytes_per_token,
             queued_steps=self._work.qsize() + self.queued_elsewhere,

@@ -231,8 +231,10 @@ async def test_who_waits_in_the_queue_when_the_route_is_lost_is_told() -> None:
         waiting = asyncio.create_task(mesh.generate(1))
         await mesh.drive(mesh.clock.sleep(10))
         mesh.nodes[0].stop()
+        lost_at_s = mesh.clock.monotonic()
         with pytest.raises(NotReady):
             await mesh.drive(waiting)
+        assert mesh.clock.monotonic() - lost_at_s == pytest.approx(4.0)
         await leave(generation)
 
 
