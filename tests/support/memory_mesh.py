@@ -12,14 +12,14 @@ from random import Random
 from typing import Any, TypeVar
 
 from gateway.generation import GenerationSettings, Generator, create_generator
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, Token
 from gateway.mesh import Mesh, create_mesh
 from gateway.mesh_view import MeshView
 from gateway.token_stream import TokenStream
 from shared.layers import LayerRange
 from shared.messages import SamplingParams
 from tests.support.fake_clock import FakeClock
-from tests.support.fake_model import expected_tokens
+from tests.support.fake_model import expected_answer, expected_tokens
 from tests.support.scripted_node import MODEL, VOCAB_SIZE, ScriptedNode, create_dial, ids_of
 
 NUM_LAYERS = 6
@@ -145,6 +145,15 @@ def expected(max_tokens: int = 8, **fields: Any) -> list[int]:
     """What a mesh of scripted nodes must generate."""
     values = {"sampling": GREEDY, "eos_ids": frozenset[int](), "prompt_ids": PROMPT, **fields}
     return expected_tokens(values.pop("prompt_ids"), max_tokens, num_layers=NUM_LAYERS, vocab_size=VOCAB_SIZE, **values)
+
+
+def expected_tokens_of(max_tokens: int = 8, **fields: Any) -> list[Token]:
+    """As `expected`, with what the sampling asks for beside the ids; of choice 0."""
+    values = {"sampling": GREEDY, "prompt_ids": PROMPT, **fields}
+    answer = expected_answer(
+        values.pop("prompt_ids"), max_tokens, num_layers=NUM_LAYERS, vocab_size=VOCAB_SIZE, **values
+    )
+    return [Token(token_id, logprobs=logprobs) for token_id, logprobs in answer]
 
 
 def create_node(clock: FakeClock, node_id: str, layers: str, **options: Any) -> ScriptedNode:
