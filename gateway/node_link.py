@@ -317,11 +317,12 @@ class NodeLink:
             while self._outbox:
                 if len(self._outbox) > OUTBOX_MESSAGES_MAX:
                     raise LinkClosed("outbox_full", f"{self.url} does not read", limit=OUTBOX_MESSAGES_MAX)
-                message, tensors, wait = self._outbox.popleft()
+                message, tensors, wait = self._outbox[0]  # until it is sent: what ends a session must not be lost
                 if wait is None:
                     await link.send(message)
                 elif not wait.answer.done():
                     await self._send_step(link, message, tensors, wait)
+                self._outbox.popleft()
 
     async def _send_step(
         self, link: OpenLink, message: Message, tensors: Mapping[str, WireTensor] | None, wait: Wait

@@ -168,3 +168,54 @@ def test_moving_a_hop_moves_its_reservation() -> None:
     admission.release("s1", lasted_s=1.0)
     admission.release("s1", lasted_s=1.0)
     assert admission.load().total() == 0
+
+
+def test_several_sessions_are_admitted_together_or_not_at_all() -> None:
+    """Half of a wave's places are no use, and would be missed by others."""
+    admission, only = create_admission(), node(kv_sessions_max=3)
+    admission.enqueue(demand("s1"), [only])
+    wave = Demand(sessions=("a", "b", "c"), tokens=10, tokens_min=1)
+    admission.enqueue(wave, [only])
+    assert admitted(admission, only) == ["s1"]
+    assert admission.load() == {"a": 1}
+    admission.release("s1", lasted_s=1.0)
+    assert admitted(admission, only) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"kv_sessions_max": 3}, 3),
+        ({"kv_bytes_max": 2 * KV_POSITIONS_MIN, "kv_bytes_per_token": 1}, 2),
+        ({"kv_bytes_max": 10, "kv_bytes_per_token": 1}, 1),
+        ({"kv_cache": False, "kv_sessions_max": 0}, 5),
+    ],
+)
+def test_a_wave_is_as_large_as_an_empty_mesh_could_hold(fields: dict[str, object], count: int) -> None:
+    """By slots and by bytes; the rest waits for its own turn."""
+    admission, only = create_admission(), node(**fields)
+    admission.enqueue(Demand(sessions=tuple("abcde"), tokens=10, tokens_min=1), [only])
+    (wave,) = admission.admit([only])
+    assert wave.sessions == tuple("abcde")[:count]
+
+
+def test_a_wave_takes_the_route_that_holds_most() -> None:
+    """Not the first by name."""
+    admission = create_admission()
+    nodes = [node("a", kv_sessions_max=2), node("b", kv_sessions_max=4)]
+    admission.enqueue(Demand(sessions=tuple("vwxyz"), tokens=10, tokens_min=1), nodes)
+    (wave,) = admission.admit(nodes)
+    assert (wave.sessions, wave.route.hops[0].node) == (tuple("vwxy"), "b")
+
+
+def test_what_has_begun_comes_first_and_is_not_refused() -> None:
+    """Before lower priorities too; the queue's bound is for newcomers."""
+    admission, only = create_admission(queue_max=1), node(kv_sessions_max=1)
+    admission.enqueue(demand("s1"), [only])
+    assert admitted(admission, only) == ["s1"]
+    admission.enqueue(Demand(sessions=("urgent",), tokens=10, tokens_min=1, priority=-9), [only])
+    admission.enqueue(Demand(sessions=("begun",), tokens=10, tokens_min=1, resumes=True), [only])
+    admission.release("s1", lasted_s=1.0)
+    assert admitted(admission, only) == ["begun"]
+    with pytest.raises(AdmissionRefused, match="queue_full"):
+        admission.enqueue(demand("s2"), [only])

@@ -142,6 +142,51 @@ def _with_text(message: Message, text: str) -> Message:
     return replace(message, text=text)
 
 
+async def test_finishing_ends_the_stream_and_releases() -> None:
+    """A stop string: the reader needs no more."""
+    async with scripted_mesh() as mesh:
+        generation, tokens = await enter(mesh)
+        tokens.finish(0)
+        tokens.finish(0)
+        with pytest.raises(StopAsyncIteration):
+            await anext(tokens)
+        assert tokens.is_complete
+        await leave(generation)
+        assert all(node.ended == [Release(session="s1")] for node in mesh.nodes)
+        assert len(mesh.nodes[0].seen) == 2
+        mesh.assert_nothing_left()
+
+
+async def test_finishing_while_a_token_is_awaited_computes_it_no_further() -> None:
+    """By another task than the one that reads, whose stream just ends."""
+    async with scripted_mesh() as mesh:
+        mesh.nodes[1].script = nth(2, Slow(5.0))
+        generation, tokens = await enter(mesh)
+        waiting = asyncio.ensure_future(anext(tokens, None))
+        await mesh.drive(mesh.clock.sleep(1))
+        tokens.finish(0)
+        assert await mesh.drive(waiting) is None
+        assert len(mesh.nodes[2].seen) == 2, "the last hop was not reached again"
+        await leave(generation)
+        assert all(node.ended == [Release(session="s1")] for node in mesh.nodes)
+        await mesh.drive(mesh.clock.sleep(10))
+        mesh.assert_nothing_left()
+
+
+async def test_a_reader_cancelled_in_the_moment_of_finishing_is_cancelled() -> None:
+    """Its own cancellation is not taken for ours."""
+    async with scripted_mesh() as mesh:
+        mesh.nodes[1].script = nth(2, Slow(5.0))
+        generation, tokens = await enter(mesh)
+        waiting = asyncio.ensure_future(anext(tokens, None))
+        await idle()
+        waiting.cancel()
+        tokens.finish(0)
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        await leave(generation)
+
+
 # --- waiting for a place ------------------------------------------------------------------------
 
 
