@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.admission import Admitted
+from gateway.choice import Choice
 from gateway.generation_request import GenerationRequest, PromptScores
 from gateway.lifecycle import Lifecycle
 from gateway.passes import EncodeText
 from gateway.prompt_scores import PromptScorer
 from gateway.relay import Generation
 from gateway.session import Session, fork_session
-from gateway.token_stream import Choice
 from shared.messages import Fork, SamplingParams
 
 CreateSession = Callable[[str, Admitted, SamplingParams, PromptScorer | None], Session]

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.admission import Admission, Admitted, Demand
+from gateway.admission_queue import AdmissionQueue
+from gateway.choice import ChoiceStream
 from gateway.choice_maker import ChoiceMaker
-from gateway.choices import ManyChoices
 from gateway.embedding import EmbeddingPool
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
 from gateway.figures import Figures, Totals
@@ -17,6 +18,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.generation_settings import GenerationSettings
 from gateway.journal import Journal
 from gateway.lifecycle import Lifecycle, Outcome
+from gateway.many_choices import ManyChoices
 from gateway.mesh import Mesh
 from gateway.needs import needs_of
 from gateway.one_choice import OneChoice
@@ -25,8 +27,6 @@ from gateway.probe import Probe
 from gateway.prompt_scores import PromptScorer
 from gateway.registry import longest_context
 from gateway.session import Session, create_session
-from gateway.token_stream import TokenStream
-from gateway.turns import Turns
 from shared.clock import Clock, SystemClock
 from shared.messages import Pooling, SamplingParams
 
@@ -46,7 +46,7 @@ class Generator:
         encode_text: For a last hop that answers with text.
         clock: Time.
         mint_session_id: Gives ids that are unique across gateways.
-        turns: Where requests wait for their places.
+        queue: Where requests wait for their places.
         lifecycle: The generations under way.
     """
 
@@ -57,7 +57,7 @@ class Generator:
     encode_text: EncodeText
     clock: Clock
     mint_session_id: Callable[[], str]
-    turns: Turns
+    queue: AdmissionQueue
     lifecycle: Lifecycle
 
     @property
@@ -66,7 +66,7 @@ class Generator:
         return self.lifecycle.totals
 
     @asynccontextmanager
-    async def generation(self, request: GenerationRequest) -> AsyncIterator[TokenStream]:
+    async def generation(self, request: GenerationRequest) -> AsyncIterator[ChoiceStream]:
         """Wait for a place on the mesh, give out tokens, and free the sessions on every node on the way out.
 
         Leaving after the last token releases the sessions; leaving earlier, for whatever reason, cancels
@@ -86,7 +86,7 @@ class Generator:
                 finally:
                     self.lifecycle.end(choice.generation, choice.outcome)
             else:
-                stream = ManyChoices(admitted, maker, self.turns, self.lifecycle)
+                stream = ManyChoices(admitted, maker, self.queue, self.lifecycle)
                 try:
                     yield stream
                 finally:
@@ -132,7 +132,7 @@ class Generator:
 
     def missing_route(self) -> str | None:
         """Why no route exists; None when one does."""
-        return self.turns.missing_route()
+        return self.queue.missing_route()
 
     def context_len(self) -> int:
         """Positions, prompt and answer together, that some route takes at most; 0 when that is not known."""
@@ -145,7 +145,7 @@ class Generator:
         queued_at = self.clock.monotonic()
         try:
             try:
-                admitted = await self.turns.take(demand)
+                admitted = await self.queue.take(demand)
             except (AdmissionRefused, NotReady):
                 self.totals.outcomes["refused"] += 1
                 raise
@@ -230,8 +230,8 @@ def create_generator(
     settings = settings or GenerationSettings()
     clock = clock or SystemClock()
     admission = Admission(model=model, num_layers=num_layers, queue_max=settings.queue_max)
-    turns = Turns(mesh=mesh, admission=admission, settings=settings, clock=clock)
-    mesh.listen(turns.admit)
+    queue = AdmissionQueue(mesh=mesh, admission=admission, settings=settings, clock=clock)
+    mesh.listen(queue.admit)
     return Generator(
         mesh=mesh,
         admission=admission,
@@ -240,7 +240,7 @@ def create_generator(
         encode_text=encode_text,
         clock=clock,
         mint_session_id=mint_session_id or (lambda: secrets.token_urlsafe(SESSION_ID_BYTES)),
-        turns=turns,
+        queue=queue,
         lifecycle=Lifecycle(
             mesh=mesh, admission=admission, clock=clock, failover_timeout_s=settings.failover_timeout_s
         ),
@@ -252,6 +252,5 @@ __all__ = [
     "GenerationRequest",
     "GenerationSettings",
     "Generator",
-    "TokenStream",
     "create_generator",
 ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.choice import Choice
 from gateway.figures import Figures
 from gateway.generation_request import PromptScores, Token
-from gateway.token_stream import Choice
 
 
 class OneChoice:
-    """A `TokenStream` of one choice, computed by whoever reads it.
+    """A `ChoiceStream` of one choice, computed by whoever reads it.
 
     Args:
         choice: The choice.

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import structlog
 
+from gateway.choice import ChoiceStream
 from gateway.errors import GenerationFailed
 from gateway.generation_request import GenerationRequest, Token
-from gateway.token_stream import TokenStream
 from shared.messages import FEATURES, Pooling, SamplingParams, Step
 from tests.support.fake_model import expected_embedding, expected_scores
 from tests.support.scripted_mesh import NUM_LAYERS, ScriptedMesh, expected_tokens_of, idle, scripted_mesh
@@ -83,7 +83,7 @@ class Reading:
     tokens: list[list[Token]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
 
-    def take(self, stream: TokenStream, token: Token) -> bool:
+    def take(self, stream: ChoiceStream, token: Token) -> bool:
         """Take in a token; returns whether to go on."""
         self.order.append(token.choice)
         tokens = self.tokens[token.choice]
@@ -93,7 +93,7 @@ class Reading:
             stream.finish(token.choice)
         return len(self.order) != self.leave_after
 
-    def check(self, stream: TokenStream, *, is_whole: bool) -> None:
+    def check(self, stream: ChoiceStream, *, is_whole: bool) -> None:
         """Each choice is what it would be alone, first tokens came in order, and the prompt is scored."""
         request = self.request
         for sampling, tokens, last in zip(request.choices, self.tokens, self.finish_after, strict=True):

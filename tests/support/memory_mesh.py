@@ -11,11 +11,11 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
+from gateway.choice import ChoiceStream
 from gateway.generation import GenerationSettings, Generator, create_generator
 from gateway.generation_request import GenerationRequest, Token
 from gateway.mesh import Mesh, create_mesh
 from gateway.mesh_view import MeshView
-from gateway.token_stream import TokenStream
 from shared.layers import LayerRange
 from shared.messages import SamplingParams
 from tests.support.fake_clock import FakeClock
@@ -109,7 +109,7 @@ class ScriptedMesh:
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
             return [token.id async for token in tokens]
 
-    async def generate_with_figures(self, max_tokens: int = 8, **fields: Any) -> tuple[list[int], TokenStream]:
+    async def generate_with_figures(self, max_tokens: int = 8, **fields: Any) -> tuple[list[int], ChoiceStream]:
         """All tokens of one generation, and its stream with the figures."""
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
             return [token.id async for token in tokens], tokens

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.choice import ChoiceStream
 from gateway.choice_lanes import LANE_TOKENS_MAX
 from gateway.errors import GenerationFailed
-from gateway.token_stream import TokenStream
 from shared.messages import Cancel, Release, SamplingParams, Step
 from tests.support.scripted_mesh import PROMPT, ScriptedMesh, expected, idle, scripted_mesh, seeded
 from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Late, Miss, Slow, nth
@@ -190,7 +190,7 @@ async def test_a_second_wave_without_a_route_fails_the_request() -> None:
         mesh.assert_nothing_left()
 
 
-async def _rest(tokens: TokenStream) -> list[int]:
+async def _rest(tokens: ChoiceStream) -> list[int]:
     return [token.id async for token in tokens]
 
 
@@ -248,7 +248,7 @@ async def test_finishing_the_first_choice_before_it_begins_lets_the_others_begin
         mesh.assert_nothing_left()
 
 
-async def _collect(tokens: TokenStream) -> list[object]:
+async def _collect(tokens: ChoiceStream) -> list[object]:
     return [token async for token in tokens]
 
 

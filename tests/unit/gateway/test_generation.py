@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.choice import ChoiceStream
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
-from gateway.generation import TokenStream, create_generator
+from gateway.generation import create_generator
 from gateway.generation_request import GenerationRequest
 from gateway.mesh import create_mesh
 from shared.messages import Cancel, Message, Release, SamplingParams, StepResult
 from tests.support.memory_mesh import GREEDY, PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import Crash, Mangle, Miss, Slow, nth
 
-Entered = tuple[AbstractAsyncContextManager[TokenStream], TokenStream]
+Entered = tuple[AbstractAsyncContextManager[ChoiceStream], ChoiceStream]
 
 
 async def enter(mesh: ScriptedMesh, max_tokens: int = 8) -> Entered:
@@ -28,7 +29,7 @@ async def enter(mesh: ScriptedMesh, max_tokens: int = 8) -> Entered:
     return generation, tokens
 
 
-async def leave(generation: AbstractAsyncContextManager[TokenStream]) -> None:
+async def leave(generation: AbstractAsyncContextManager[ChoiceStream]) -> None:
     """Leave it."""
     await generation.__aexit__(None, None, None)
     await idle()

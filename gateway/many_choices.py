@@ -18,29 +18,29 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gateway.admission import Admitted
+from gateway.admission_queue import AdmissionQueue
+from gateway.choice import Choice
 from gateway.choice_lanes import ChoiceLanes
 from gateway.choice_maker import ChoiceMaker
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
 from gateway.figures import Figures, merge_figures
 from gateway.generation_request import PromptScores, Token
 from gateway.lifecycle import Lifecycle
-from gateway.token_stream import Choice
-from gateway.turns import Turns
 
 
 class ManyChoices:
-    """A `gateway.token_stream.TokenStream`. Its work begins at once; `close` ends it, and must be called.
+    """A `gateway.choice.ChoiceStream`. Its work begins at once; `close` ends it, and must be called.
 
     Args:
         wave: What was admitted first.
         maker: Makes the choices.
-        turns: Where later waves wait.
+        queue: Where later waves wait.
         lifecycle: Ends generations.
     """
 
-    def __init__(self, wave: Admitted, maker: ChoiceMaker, turns: Turns, lifecycle: Lifecycle) -> None:
+    def __init__(self, wave: Admitted, maker: ChoiceMaker, queue: AdmissionQueue, lifecycle: Lifecycle) -> None:
         self._maker = maker
-        self._turns = turns
+        self._queue = queue
         self._lifecycle = lifecycle
         self._count = len(wave.demand.sessions)
         self._lanes = ChoiceLanes(self._count)
@@ -141,7 +141,7 @@ class ManyChoices:
     async def _next_wave(self, wave: Admitted) -> Admitted:
         demand = replace(wave.demand, sessions=wave.demand.sessions[len(wave.sessions) :], resumes=True)
         try:
-            return await self._turns.take(demand)
+            return await self._queue.take(demand)
         except (AdmissionRefused, NotReady) as error:
             raise GenerationFailed(error.code, error.message) from error
 

@@ -23,7 +23,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Turns:
+class AdmissionQueue:
     """Who waits, and for how long.
 
     Args:

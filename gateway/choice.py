@@ -18,7 +18,7 @@ from gateway.relay import Generation
 T = TypeVar("T")
 
 
-class TokenStream(Protocol):
+class ChoiceStream(Protocol):
     """The tokens of all choices of a request. Given by `Generator.generation`; one task at a time may iterate."""
 
     @property
