@@ -26,7 +26,7 @@ WINDOW_HELD_TOKENS_MAX = 4
 
 
 class Detokenizer(Protocol):
-    """AdmissionQueue one answer's token ids into text."""
+    """Turns one answer's token ids into text."""
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; empty while a character is incomplete."""

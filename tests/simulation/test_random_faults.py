@@ -22,7 +22,7 @@ from gateway.errors import GenerationFailed
 from gateway.generation_request import GenerationRequest, Token
 from shared.messages import FEATURES, Pooling, SamplingParams, Step
 from tests.support.fake_model import expected_embedding, expected_scores
-from tests.support.scripted_mesh import NUM_LAYERS, ScriptedMesh, expected_tokens_of, idle, scripted_mesh
+from tests.support.memory_mesh import NUM_LAYERS, ScriptedMesh, expected_tokens_of, idle, scripted_mesh
 from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Late, Miss, Slow
 
 SCHEDULES = 200

@@ -7,7 +7,7 @@ import heapq
 from itertools import count
 
 TURNS_PER_WAKE = 20
-"""AdmissionQueue of the event loop that a woken task gets before time moves on: enough for a few awaits in a row."""
+"""Turns of the event loop that a woken task gets before time moves on: enough for a few awaits in a row."""
 
 
 class FakeClock:

@@ -11,7 +11,7 @@ from gateway.choice import ChoiceStream
 from gateway.choice_lanes import LANE_TOKENS_MAX
 from gateway.errors import GenerationFailed
 from shared.messages import Cancel, Release, SamplingParams, Step
-from tests.support.scripted_mesh import PROMPT, ScriptedMesh, expected, idle, scripted_mesh, seeded
+from tests.support.memory_mesh import PROMPT, ScriptedMesh, expected, idle, scripted_mesh, seeded
 from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Late, Miss, Slow, nth
 
 LONG_PROMPT = tuple(range(100, 119))

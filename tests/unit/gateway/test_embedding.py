@@ -14,7 +14,7 @@ from shared.errors import StepFailed
 from shared.messages import Cancel, Pooling, Release
 from shared.tensor_spec import WireTensor
 from tests.support.fake_model import expected_embedding
-from tests.support.scripted_mesh import NUM_LAYERS, ScriptedMesh, idle, scripted_mesh
+from tests.support.memory_mesh import NUM_LAYERS, ScriptedMesh, idle, scripted_mesh
 from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Miss, Slow, nth
 
 INPUT = tuple(range(100, 119))

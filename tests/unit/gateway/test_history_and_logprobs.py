@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import GenerationFailed
 from shared.messages import Message, SamplingParams
 from shared.tensor_spec import WireTensor
-from tests.support.scripted_mesh import PROMPT, ScriptedMesh, expected_tokens_of, idle, scripted_mesh, seeded
+from tests.support.memory_mesh import PROMPT, ScriptedMesh, expected_tokens_of, idle, scripted_mesh, seeded
 from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Mangle, Miss, nth
 
 LONG_PROMPT = tuple(range(100, 119))

@@ -13,7 +13,7 @@ from gateway.registry import longest_context
 from shared.errors import HandshakeRefused
 from shared.layers import LayerRange
 from shared.messages import NodeInfo, SamplingParams
-from tests.support.scripted_mesh import PROMPT, ScriptedMesh, expected, idle, scripted_mesh
+from tests.support.memory_mesh import PROMPT, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import Crash, nth
 
 OLD = {"sampling": ("temperature", "top_p", "seed"), "features": ()}

@@ -14,7 +14,7 @@ from shared.errors import StepFailed
 from shared.messages import Message
 from shared.tensor_spec import WireTensor
 from tests.support.fake_model import expected_scores
-from tests.support.scripted_mesh import (
+from tests.support.memory_mesh import (
     GREEDY,
     NUM_LAYERS,
     SEEDED,
