@@ -31,6 +31,7 @@ class ChoiceMaker:
         lifecycle: Begins generations.
         encode_text: For a last hop that answers with text.
         scorer: Scores the prompt, in the first choice; None where nobody asks.
+        queued_s: How long the request waited for its first places.
     """
 
     request: GenerationRequest
@@ -38,6 +39,7 @@ class ChoiceMaker:
     lifecycle: Lifecycle
     encode_text: EncodeText
     scorer: PromptScorer | None = None
+    queued_s: float = 0.0
 
     @property
     def prompt_scores(self) -> PromptScores:
@@ -60,7 +62,9 @@ class ChoiceMaker:
         return self._choice(index, generation, None)
 
     def _begin(self, session: Session) -> Generation:
-        return self.lifecycle.begin(session, request_id=self.request.request_id)
+        generation = self.lifecycle.begin(session, request_id=self.request.request_id)
+        generation.figures.queued_s = self.queued_s
+        return generation
 
     def _choice(self, index: int, generation: Generation, scorer: PromptScorer | None) -> Choice:
         return Choice(index, generation, self.request, self.encode_text, scorer=scorer)

@@ -77,10 +77,9 @@ class Generator:
             AdmissionRefused: There is no room, or no node does what is asked for.
         """
         async with self._admitted(self._demand(request)) as (admitted, queued_s):
-            maker = self._maker(request)
+            maker = self._maker(request, queued_s)
             if len(admitted.demand.sessions) == 1:
                 choice = maker.start(0, admitted.sessions[0], admitted)
-                choice.generation.figures.queued_s = queued_s
                 try:
                     yield OneChoice(choice, maker.prompt_scores)
                 finally:
@@ -166,7 +165,7 @@ class Generator:
             priority=request.priority,
         )
 
-    def _maker(self, request: GenerationRequest) -> ChoiceMaker:
+    def _maker(self, request: GenerationRequest, queued_s: float) -> ChoiceMaker:
         def create(
             session_id: str, admitted: Admitted, sampling: SamplingParams, scorer: PromptScorer | None
         ) -> Session:
@@ -179,6 +178,7 @@ class Generator:
             lifecycle=self.lifecycle,
             encode_text=self.encode_text,
             scorer=None if top is None else PromptScorer(request.prompt_ids, top),
+            queued_s=queued_s,
         )
 
     def _session(

@@ -46,8 +46,10 @@ def read_drawn(result: StepResult, tensors: Mapping[str, WireTensor], top: int |
         StepFailed: `bad_answer`: no token, or no log-probabilities of it where they were asked for.
     """
     token_id = drawn_token(result)
-    if top is None or token_id is None:
+    if top is None:
         return Drawn(token_id, result.text)
+    if token_id is None:
+        raise StepFailed("bad_answer", "the last hop answered with a text, which has no log-probabilities")
     ((named_id, logprobs),) = read_rows(tensors, rows=1, top=top)
     if named_id != token_id:
         raise StepFailed("bad_answer", "the last hop gave the log-probability of another token than it drew")

@@ -295,6 +295,17 @@ async def test_queue_time_is_told_apart() -> None:
         assert stream.figures.queued_s == pytest.approx(7)
 
 
+async def test_queue_time_is_told_apart_for_several_choices() -> None:
+    """It is the request's, and not added up."""
+    async with scripted_mesh(["0:6"], node_options={0: {"sessions_max": 2}}) as mesh:
+        generation, _ = await enter(mesh)
+        waiting = asyncio.create_task(mesh.generate_with_figures(1, choices=(GREEDY, SEEDED)))
+        await mesh.drive(mesh.clock.sleep(7))
+        await leave(generation)
+        _, stream = await mesh.drive(waiting)
+        assert stream.figures.queued_s == pytest.approx(7)
+
+
 # --- leaving ------------------------------------------------------------------------------------
 
 

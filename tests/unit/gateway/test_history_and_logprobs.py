@@ -64,6 +64,13 @@ async def test_a_tail_that_returns_text_is_told_the_history() -> None:
         await check(mesh, HISTORY)
 
 
+async def test_a_text_has_no_log_probabilities() -> None:
+    """A tail that promised them and answers with text is not taken to have given them."""
+    async with scripted_mesh(node_options={2: {"text_tail": True}}) as mesh:
+        with pytest.raises(GenerationFailed, match="bad_answer"):
+            await mesh.drive(mesh.generate(sampling=BOTH))
+
+
 async def test_choices_with_history_share_the_prompts() -> None:
     """And have each their own from there."""
     choices = seeded(1, 2, presence_penalty=1.0, prompt_len=len(PROMPT))
