@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.clock import Clock
 from shared.errors import CacheMissReason, DeadlineExceeded, HandshakeRefused, LinkClosed, StepFailed
-from shared.frame import decode_frame, encode_frame
+from shared.frame import decode_frame
 from shared.layers import LayerRange
-from shared.link import HANDSHAKE_TIMEOUT_S, LinkCounters
+from shared.link import HANDSHAKE_TIMEOUT_S
 from shared.messages import (
     FEATURES,
     SAMPLING_FIELDS,
@@ -39,81 +39,46 @@ from shared.messages import (
     Step,
     StepResult,
     decode_header,
-    encode_header,
 )
 from shared.tensor_spec import WireTensor
 from tests.support.fake_runner import ids_of
+from tests.support.scripted_fate import (
+    Crash,
+    Cut,
+    Drop,
+    Fail,
+    Fate,
+    Late,
+    Mangle,
+    Miss,
+    Script,
+    Slow,
+    nth,
+)
+from tests.support.scripted_link import ScriptedLink
 from tests.support.scripted_stage import VOCAB_SIZE, Held, Stage
 
 MODEL = "scripted-model"
 
-__all__ = ["MODEL", "VOCAB_SIZE", "ScriptedNode", "create_dial", "ids_of", "nth"]
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Answer with a cache miss, and hold the session no longer."""
-
-    reason: CacheMissReason = "evicted"
-
-
-@dataclass(frozen=True)
-class Fail:
-    """Answer with an error."""
-
-    code: str
-
-
-@dataclass(frozen=True)
-class Slow:
-    """Compute for so long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Late:
-    """Compute at once, but let the answer travel for so long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Never answer; `applied` says whether the step is computed all the same."""
-
-    applied: bool = False
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Lose the link instead of answering; `applied` says whether the step is computed before."""
-
-    applied: bool = False
-
-
-@dataclass(frozen=True)
-class Crash:
-    """Lose the link and every session; come back as a new process after so long (None: never)."""
-
-    back_after_s: float | None = 0.0
-
-
-@dataclass(frozen=True)
-class Mangle:
-    """Change the answer."""
-
-    change: Callable[[Message, dict[str, WireTensor]], tuple[Message, dict[str, WireTensor]]]
-
-
-Fate = Miss | Fail | Slow | Late | Drop | Cut | Crash | Mangle
-Script = Callable[[Step, int], Fate | None]
-"""What happens to a step, given it and its number among those that this node has received."""
-
-
-def nth(number: int, *fates: Fate) -> Script:
-    """The step of this number, counted from 0, and those after it meet these fates; the others are served."""
-    return lambda _step, count: fates[count - number] if 0 <= count - number < len(fates) else None
+__all__ = [
+    "MODEL",
+    "VOCAB_SIZE",
+    "Crash",
+    "Cut",
+    "Drop",
+    "Fail",
+    "Fate",
+    "Late",
+    "Mangle",
+    "Miss",
+    "Script",
+    "ScriptedLink",
+    "ScriptedNode",
+    "Slow",
+    "create_dial",
+    "ids_of",
+    "nth",
+]
 
 
 @dataclass(eq=False)
@@ -123,58 +88,6 @@ class _Queued:
     tensors: dict[str, WireTensor]
     arrived_at: float
     is_cancelled: bool = False
-
-
-class ScriptedLink:
-    """The gateway's end of a link to a scripted node."""
-
-    def __init__(self, node: ScriptedNode) -> None:
-        self.counters = LinkCounters()
-        self.node = node
-        self.info = node.info
-        self.is_closed = False
-        self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    @property
-    def peer_node(self) -> NodeInfo | None:
-        """What the node said at the handshake."""
-        return self.info
-
-    def send_now(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> bool:
-        """Never at once: what is sent waits, as on a busy link."""
-        return False
-
-    async def send(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
-        """Hand a message to the node."""
-        if self.is_closed:
-            raise LinkClosed("link_closed", "the link is closed")
-        pieces = encode_frame(encode_header(message), tensors)
-        self.counters.count_sent(message.kind, pieces)
-        self.node.receive(self, b"".join(pieces))
-
-    async def receive(self) -> tuple[Message, dict[str, WireTensor]]:
-        """The node's next message."""
-        data = await self._arrived.get()
-        if data is None:
-            raise LinkClosed("connection_lost", "the node is gone")
-        frame = decode_frame(data)
-        message = decode_header(frame.header)
-        self.counters.count_received(message.kind, len(data))
-        return message, frame.tensors
-
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close this end."""
-        self.cut()
-
-    def cut(self) -> None:
-        """Lose the connection."""
-        self.is_closed = True
-        self._arrived.put_nowait(None)
-
-    def deliver(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
-        """Let a message of the node arrive."""
-        if not self.is_closed:
-            self._arrived.put_nowait(b"".join(encode_frame(encode_header(message), tensors)))
 
 
 @dataclass
