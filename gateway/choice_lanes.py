@@ -33,12 +33,15 @@ class ChoiceLanes:
         """Whether everything has been given out."""
         return not any(self._lanes)
 
+    def has_room(self, choice: int) -> bool:
+        """Whether a token of this choice need not wait."""
+        return len(self._lanes[choice]) < LANE_TOKENS_MAX
+
     async def put(self, token: Token) -> None:
         """Hand a token over; waits while the reader is far behind."""
-        lane = self._lanes[token.choice]
-        while len(lane) >= LANE_TOKENS_MAX:
+        while not self.has_room(token.choice):
             await self.change()
-        lane.append(token)
+        self._lanes[token.choice].append(token)
         self.wake()
 
     def take(self) -> Token | None:

@@ -151,7 +151,7 @@ class ManyChoices:
             return
         (index, session_id), *others = wanted
         leader = self._choices[index] = self._maker.start(index, session_id, wave)
-        if others:
+        if others and not leader.generation.session.reencodes:
             await leader.prime()
         for other, other_id in self._wanted(others):
             choice = self._choices[other] = self._maker.continue_from(leader, other, other_id, wave)
