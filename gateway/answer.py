@@ -90,6 +90,7 @@ class Answer:
         max_tokens: Tokens after which the answer is cut.
         min_tokens: Tokens before which no stop string is looked for.
         stop_ids: Those of `eos_ids` that the caller named.
+        calls_max: Calls after which another one ends the answer instead; None for any number.
         names_calls: False where the caller chose the function, so that a finished call is no news: then the
             reason is `stop`.
         spell: Text and bytes of a token, for log-probabilities.
@@ -106,6 +107,7 @@ class Answer:
         max_tokens: int,
         min_tokens: int = 0,
         stop_ids: Collection[int] = (),
+        calls_max: int | None = None,
         names_calls: bool = True,
         spell: Spell | None = None,
         mint_id: Callable[[], str] = mint_call_id,
@@ -117,6 +119,8 @@ class Answer:
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._stop_ids = stop_ids
+        self._calls_max = calls_max
+        self._has_calls_enough = False
         self._names_calls = names_calls
         self._spell = spell
         self._mint_id = mint_id
@@ -159,7 +163,7 @@ class Answer:
         return piece
 
     def _stopped(self, parsed: list[Event]) -> list[Event]:
-        """The events up to the first stop string in the content, calls with their ids."""
+        """The events up to a stop string in the content, or to a call too many; calls with their ids."""
         events: list[Event] = []
         looks = self.completion_tokens >= self._min_tokens
         for event in parsed:
@@ -170,6 +174,9 @@ class Answer:
                 if self._stop.matched is not None:
                     break
             elif isinstance(event, ToolCallBegin):
+                if event.index == self._calls_max:
+                    self._has_calls_enough = True
+                    break
                 self._flush_stop(events)
                 events.append(event if event.call_id else replace(event, call_id=self._mint_id()))
             else:
@@ -188,7 +195,7 @@ class Answer:
     def _finish(self, token_id: int, events: list[Event], *, ended: bool) -> None:
         if self._stop.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self._stop.matched
-        elif ended:
+        elif ended or self._has_calls_enough:
             self._flush_stop(events)
             calls = self.transcript.tool_calls or any(isinstance(event, ToolCallBegin) for event in events)
             self.finish_reason = "tool_calls" if calls and self._names_calls else "stop"

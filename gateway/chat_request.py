@@ -107,12 +107,14 @@ class FormatAsked:
 
     Args:
         kind: `text` is anything.
-        value: The schema, the expression, the list of choices, or the grammar.
+        value: The schema, the expression, the choices, or the grammar (Lark's or llama.cpp's notation).
+        strict: False lets a schema's keywords go unenforced that cannot be; otherwise they are refused.
         param: The name under which it came, for messages.
     """
 
     kind: FormatKind = "text"
     value: Any = None
+    strict: bool = True
     param: str = "response_format"
 
 
@@ -124,11 +126,13 @@ class TemplateAsked:
         kwargs: Variables of the chat template.
         add_generation_prompt: Open the assistant's turn at the end.
         continue_final_message: Leave the last message open instead, for the model to continue.
+        effort: Of reasoning, where the template has a variable for it; `kwargs` win over it.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

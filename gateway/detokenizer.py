@@ -14,7 +14,7 @@ replaced as Unicode recommends, where the tokenizers library replaces every byte
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -83,18 +83,18 @@ class PieceTable:
     Args:
         token_of: The vocabulary; None for ids outside it.
         piece: The bytes of a token.
-        special_ids: Ids that are never shown.
+        special: The bytes of special tokens by id, empty where one is not shown.
     """
 
     def __init__(
-        self, token_of: Callable[[int], str | None], piece: Callable[[str], bytes], special_ids: Collection[int]
+        self, token_of: Callable[[int], str | None], piece: Callable[[str], bytes], special: Mapping[int, bytes]
     ) -> None:
         self._token_of = token_of
         self._piece = piece
-        self._known: dict[int, bytes] = dict.fromkeys(special_ids, b"")
+        self._known: dict[int, bytes] = dict(special)
 
     def __call__(self, token_id: int) -> bytes:
-        """The bytes of an id; empty for special ids and those outside the vocabulary."""
+        """The bytes of an id; empty for special ids that are not shown and those outside the vocabulary."""
         piece = self._known.get(token_id)
         if piece is None:
             token = self._token_of(token_id)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from gateway.generation_request import TokenLogprobs
 
+LOGPROB_MIN = -9999.0
+"""What JSON, which knows no infinity, is told of a token that cannot come; as vLLM has it."""
+
 Spell = Callable[[int], tuple[str, bytes]]
 """A token's text, with U+FFFD where it is no whole character, and its own bytes."""
 
@@ -31,5 +34,10 @@ class LogprobEntry:
 
 def logprob_entry(token_id: int, logprobs: TokenLogprobs, spell: Spell) -> LogprobEntry:
     """Spell out a token and its alternatives."""
-    top = tuple(Spelled(other, *spell(other), logprob) for other, logprob in logprobs.top)
-    return LogprobEntry(Spelled(token_id, *spell(token_id), logprobs.logprob), top)
+    top = tuple(_spelled(other, logprob, spell) for other, logprob in logprobs.top)
+    return LogprobEntry(_spelled(token_id, logprobs.logprob, spell), top)
+
+
+def _spelled(token_id: int, logprob: float, spell: Spell) -> Spelled:
+    text, data = spell(token_id)
+    return Spelled(token_id, text, data, max(logprob, LOGPROB_MIN))

@@ -1,9 +1,9 @@
 """The `messages` of a chat completion: checked, and brought into the form that chat templates read.
 
-A template sees dicts with `role` and `content` (always a string: text parts are joined by line breaks),
-and for histories of other servers' tool calls also `tool_calls` (arguments decoded, as templates expect),
-`tool_call_id`, `name` and `reasoning_content`. What a template makes of a role is its own affair: its
-refusal comes back as a 400 with its own words (`gateway.tokenizer`).
+A template sees dicts with `role` and `content` (a string, or text parts, which `gateway.chat_template` joins where
+the template takes strings), and for histories of tool calls also `tool_calls` (arguments decoded, as templates
+expect), `tool_call_id`, `name` and `reasoning_content`. What a template makes of a role is its own affair: its
+refusal comes back as a 400 with its own words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import msgspec
 from gateway.json_fault import describe_fault
 from gateway.openai_errors import ApiError, invalid_type, invalid_value, missing, quoted, unsupported
 
-ROLES = ("developer", "system", "user", "assistant", "tool")
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+"""`function` is the older name of `tool`: it names the function instead of the call."""
 MESSAGES_MAX = 10_000
 """More messages than any context holds turns for."""
 
@@ -47,20 +48,31 @@ def _read_message(item: object, path: str) -> ChatMessage:
     if role not in ROLES:
         raise invalid_value(f"{path}.role", f"{quoted(role)} is not one of {', '.join(ROLES)}")
     message: ChatMessage = {"role": role, "content": _read_content(item, role, path)}
-    for name in ("audio", "function_call"):
-        if item.get(name) is not None:
-            raise unsupported(f"{path}.{name}", "not in this version")
+    if item.get("audio") is not None:
+        raise unsupported(f"{path}.audio", "this server reads and writes text only")
     for name, read in _OPTIONAL_FIELDS[role].items():
         if item.get(name) is not None:
             message[name] = read(item[name], f"{path}.{name}")
-    if role == "tool" and "tool_call_id" not in message:
-        raise missing(f"{path}.tool_call_id")
+    for name in _REQUIRED_FIELDS.get(role, ()):
+        if name not in message:
+            raise missing(f"{path}.{name}")
+    return _modernized(message)
+
+
+def _modernized(message: ChatMessage) -> ChatMessage:
+    """Older names of the same things, as templates know them."""
+    if message["role"] == "function":
+        message["role"] = "tool"
     if "reasoning" in message:
         message.setdefault("reasoning_content", message.pop("reasoning"))
+    if "function_call" in message:
+        message.setdefault("tool_calls", [message.pop("function_call")])
+    if not message.get("tool_calls", True):
+        del message["tool_calls"]
     return message
 
 
-def _read_content(item: dict[str, object], role: str, path: str) -> str:
+def _read_content(item: dict[str, object], role: str, path: str) -> str | list[dict[str, Any]]:
     content = item.get("content")
     if content is None:
         if role != "assistant":
@@ -70,7 +82,9 @@ def _read_content(item: dict[str, object], role: str, path: str) -> str:
         return content
     if not isinstance(content, list):
         raise invalid_type(f"{path}.content", "a string or an array of text parts", content)
-    return "\n".join(_read_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
+    return [
+        {"type": "text", "text": _read_part(part, f"{path}.content[{index}]")} for index, part in enumerate(content)
+    ]
 
 
 def _no_content(path: str) -> ApiError:
@@ -109,14 +123,21 @@ def _read_tool_call(call: object, path: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
         raise invalid_type(f"{path}.function", "an object", function)
-    name = _read_string(function.get("name"), f"{path}.function.name")
-    arguments = _read_string(function.get("arguments", ""), f"{path}.function.arguments")
-    decoded = _decode_arguments(arguments, f"{path}.function.arguments")
-    return {
-        "id": _read_string(call.get("id"), f"{path}.id"),
-        "type": "function",
-        "function": {"name": name, "arguments": decoded},
-    }
+    return {"id": _read_string(call.get("id"), f"{path}.id"), **_read_function(function, f"{path}.function")}
+
+
+def _read_function_call(function: object, path: str) -> dict[str, Any]:
+    """The older form of a call, which has no id."""
+    if not isinstance(function, dict):
+        raise invalid_type(path, "an object", function)
+    return {"id": "", **_read_function(function, path)}
+
+
+def _read_function(function: dict[str, Any], path: str) -> dict[str, Any]:
+    name = _read_string(function.get("name"), f"{path}.name")
+    arguments = _read_string(function.get("arguments", ""), f"{path}.arguments")
+    decoded = _decode_arguments(arguments, f"{path}.arguments")
+    return {"type": "function", "function": {"name": name, "arguments": decoded}}
 
 
 def _decode_arguments(arguments: str, path: str) -> dict[str, Any]:
@@ -139,8 +160,11 @@ _OPTIONAL_FIELDS: dict[str, dict[str, Callable[[object, str], object]]] = {
     "assistant": {
         **_NAMED,
         "tool_calls": _read_tool_calls,
+        "function_call": _read_function_call,
         "reasoning_content": _read_string,
         "reasoning": _read_string,
     },
     "tool": {**_NAMED, "tool_call_id": _read_string},
+    "function": _NAMED,
 }
+_REQUIRED_FIELDS = {"tool": ("tool_call_id",), "function": ("name",)}

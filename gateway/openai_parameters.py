@@ -7,17 +7,69 @@ from __future__ import annotations
 
 from gateway.parameter_table import Harmless, ParameterTable, Refused
 
+_GENERATION_CONFIG = "Default: the model's generation config, else"
+_FORMAT = "See [Constrained answers](#constrained-answers)."
+_TOOLS = "See [Tools](#tools)."
+
 HONOURED: dict[str, str] = {
+    # what is asked
     "model": "Required. The served name, or `default`.",
-    "messages": "Required. Roles `system`, `developer`, `user`, `assistant`, `tool`; content a string or text parts.",
-    "temperature": "0 to 2; 0 is greedy. Default: the model's generation config, else 1.",
-    "top_p": "Above 0, at most 1. Default: the model's generation config, else 1.",
-    "seed": "64-bit integer. The same seed and parameters give the same tokens.",
+    "messages": "Required. See [Messages](#messages).",
+    "n": "1 to 128 choices, each drawn on its own; also with temperature 0, where they are all the same.",
+    # which token comes next
+    "temperature": f"0 to 2; 0 is greedy. {_GENERATION_CONFIG} 1.",
+    "top_p": f"Above 0, at most 1. {_GENERATION_CONFIG} 1.",
+    "top_k": f"The most tokens that may be drawn; 0 and -1 are all. {_GENERATION_CONFIG} all.",
+    "min_p": f"0 to 1: the share of the likeliest token below which others are ruled out. {_GENERATION_CONFIG} 0.",
+    "frequency_penalty": "-2 to 2, for each time that the answer has a token.",
+    "presence_penalty": "-2 to 2, once for a token that the answer has.",
+    "repetition_penalty": f"Above 0, at most 100; counts prompt and answer. {_GENERATION_CONFIG} 1.",
+    "repeat_penalty": "llama.cpp's name of `repetition_penalty`, which wins when both are given.",
+    "logit_bias": "Token ids as strings, each -100 to 100, at most 4,096 of them. -100 bans the token.",
+    "allowed_token_ids": "1 to 4,096 ids: only these may be drawn.",
+    "seed": "64-bit integer. The same seed and parameters give the same tokens, each choice its own.",
+    # where the answer ends
     "stop": "A string or up to 16 non-empty strings of up to 500 characters, found across token borders.",
+    "stop_token_ids": "Up to 1,024 ids that end the answer, beside the model's own.",
+    "include_stop_str_in_output": "Whether a stop string is part of the answer. Default: false.",
+    "no_stop_trim": "sglang's name of `include_stop_str_in_output`.",
     "max_completion_tokens": "At least 1. Prompt and answer must fit the context. Default: to its end.",
     "max_tokens": "The older name of `max_completion_tokens`, which wins when both are given.",
+    "min_tokens": "Tokens before which neither an end token nor a stop string ends the answer.",
+    "ignore_eos": "Only `stop_token_ids`, `stop` and the limit end the answer. Not with a constrained answer.",
+    # what the answer must be
+    "response_format": _FORMAT,
+    "structured_outputs": _FORMAT,
+    "guided_json": _FORMAT,
+    "guided_regex": _FORMAT,
+    "guided_choice": _FORMAT,
+    "guided_grammar": _FORMAT,
+    "guided_json_object": _FORMAT,
+    "json_schema": _FORMAT,
+    "grammar": _FORMAT,
+    "regex": _FORMAT,
+    "ebnf": _FORMAT,
+    "tools": _TOOLS,
+    "tool_choice": _TOOLS,
+    "parallel_tool_calls": "False: the answer ends after its first call. Default: true.",
+    # how messages become a prompt
+    "reasoning_effort": "`none` to `max`, as the template's `reasoning_effort` and `enable_thinking`.",
+    "enable_thinking": "The template's variable of that name.",
+    "chat_template_kwargs": "Variables of the chat template; they win over `reasoning_effort`.",
+    "documents": "Objects for a template that shows documents; refused where it does not.",
+    "add_generation_prompt": "False does not open the assistant's turn. Default: true.",
+    "continue_final_message": "True continues the last message instead of opening a new turn. Default: false.",
+    # what the response shows
+    "logprobs": "Log-probabilities of each token, of the model's own logits.",
+    "top_logprobs": "0 to 20 alternatives to each; needs `logprobs`.",
+    "return_token_ids": "`token_ids` of each choice, and in a whole answer `prompt_token_ids`.",
+    "skip_special_tokens": "False shows special tokens in the text. Default: true.",
     "stream": "Server-sent events.",
-    "stream_options": "`include_usage`: a usage chunk at the end. Only with `stream: true`.",
+    "stream_options": "`include_usage`: a usage chunk at the end; `continuous_usage_stats`: usage so far in every "
+    "chunk. Only with `stream: true`.",
+    # how the call is served
+    "priority": "Of calls that wait for room, those with lower numbers go first. Default: 0.",
+    "service_tier": "There is one tier: `default` is echoed.",
 }
 
 _STRING = ("a string", (str,))
@@ -31,49 +83,33 @@ HARMLESS: dict[str, Harmless] = {
     "safety_identifier": Harmless(*_STRING, "identifies the caller to the provider"),
     "metadata": Harmless(*_OBJECT, f"{_NO_STORE}; checked: up to 16 pairs of strings"),
     "store": Harmless(*_BOOLEAN, _NO_STORE),
-    "service_tier": Harmless(*_STRING, "there is one tier"),
     "verbosity": Harmless(*_STRING, "a hint to models that were trained for it"),
     "prompt_cache_key": Harmless(*_STRING, _NO_CACHE_CONTROL),
     "prompt_cache_options": Harmless(*_OBJECT, _NO_CACHE_CONTROL),
     "prompt_cache_retention": Harmless(*_STRING, _NO_CACHE_CONTROL),
     "cache_salt": Harmless(*_STRING, _NO_CACHE_CONTROL),
     "cache_prompt": Harmless(*_BOOLEAN, _NO_CACHE_CONTROL),
-    "parallel_tool_calls": Harmless(*_BOOLEAN, "there are no tools to call"),
     "request_id": Harmless(*_STRING, "send an `x-request-id` header to choose the id"),
 }
 
-_LATER = "not in this version"
-_GRAMMAR = "answers cannot be constrained in this version"
-_TOOLS = "tool calling is not in this version"
 _TEXT_ONLY = "this server reads and writes text only"
-_SAMPLER = "the sampler does not know it in this version"
-_TEMPLATE = "the chat template's own settings are used"
-_TOKENS = "only tokens of the model's own choice are generated, and special tokens are never shown"
-_REASONING = "the model's reasoning cannot be steered in this version"
+_SAMPLER = "the sampler does not know it"
+_TEMPLATE = "prompts are made by the model's own chat template"
+_REASONING = "use reasoning_effort or chat_template_kwargs"
+_NOT_SHOWN = "responses of this endpoint do not have it"
 _ENDPOINT = "it does not belong to this endpoint"
+_LEGACY = "it is deprecated: use tools and tool_choice"
 
 REFUSED: dict[str, Refused] = {
     # the API's own
-    "n": Refused("one choice is generated in this version", (1,)),
-    "logprobs": Refused(_LATER, (False,)),
-    "top_logprobs": Refused(_LATER, (0,)),
-    "logit_bias": Refused(_SAMPLER, ({},)),
-    "frequency_penalty": Refused(_SAMPLER, (0,)),
-    "presence_penalty": Refused(_SAMPLER, (0,)),
-    "response_format": Refused(_GRAMMAR, ({"type": "text"},)),
-    "tools": Refused(_TOOLS, ([],)),
-    "tool_choice": Refused(_TOOLS, ("none", "auto")),
-    "functions": Refused(_TOOLS, ([],)),
-    "function_call": Refused(_TOOLS, ("none", "auto")),
+    "functions": Refused(_LEGACY, ([],)),
+    "function_call": Refused(_LEGACY, ("none", "auto")),
     "audio": Refused(_TEXT_ONLY),
     "modalities": Refused(_TEXT_ONLY, (["text"],)),
-    "reasoning_effort": Refused(_REASONING),
-    "prediction": Refused(_LATER),
+    "prediction": Refused("no draft of the answer is taken"),
     "web_search_options": Refused("this server does not search the web"),
     "moderation": Refused("this server does not moderate"),
     # vLLM, sglang, llama.cpp, Ollama, OpenRouter: sampling
-    "top_k": Refused(_SAMPLER, (0, -1)),
-    "min_p": Refused(_SAMPLER, (0,)),
     "typical_p": Refused(_SAMPLER, (1,)),
     "top_a": Refused(_SAMPLER, (0,)),
     "top_n_sigma": Refused(_SAMPLER, (0, -1)),
@@ -82,65 +118,39 @@ REFUSED: dict[str, Refused] = {
     "dry_multiplier": Refused(_SAMPLER, (0,)),
     "dynatemp_range": Refused(_SAMPLER, (0,)),
     "mirostat": Refused(_SAMPLER, (0,)),
-    "repetition_penalty": Refused(_SAMPLER, (1,)),
-    "repeat_penalty": Refused(_SAMPLER, (1,)),
     "no_repeat_ngram_size": Refused(_SAMPLER, (0,)),
     "length_penalty": Refused(_SAMPLER, (1,)),
     "use_beam_search": Refused(_SAMPLER, (False,)),
-    "best_of": Refused("one choice is generated in this version", (1,)),
+    "best_of": Refused("all choices are returned: use n", (1,)),
     "samplers": Refused(_SAMPLER),
     "logits_processors": Refused(_SAMPLER, ([],)),
     "options": Refused("send sampling parameters at the top level", ({},)),
     # which tokens, and where the answer ends
-    "min_tokens": Refused(_TOKENS, (0,)),
     "n_predict": Refused("use max_completion_tokens", (-1,)),
-    "ignore_eos": Refused(_TOKENS, (False,)),
-    "stop_token_ids": Refused(_TOKENS, ([],)),
     "stop_regex": Refused("use stop", ("", [])),
-    "include_stop_str_in_output": Refused("a stop string is never part of the answer", (False,)),
-    "no_stop_trim": Refused("a stop string is never part of the answer", (False,)),
-    "skip_special_tokens": Refused(_TOKENS, (True,)),
-    "spaces_between_special_tokens": Refused(_TOKENS, (True, False)),
-    "bad_words": Refused(_TOKENS, ([],)),
-    "allowed_token_ids": Refused(_TOKENS),
+    "spaces_between_special_tokens": Refused("text is the tokens' own", (True, False)),
+    "bad_words": Refused("only single tokens can be banned: use logit_bias", ([],)),
     # constrained answers
-    "structured_outputs": Refused(_GRAMMAR),
-    "guided_json": Refused(_GRAMMAR),
-    "guided_regex": Refused(_GRAMMAR),
-    "guided_choice": Refused(_GRAMMAR),
-    "guided_grammar": Refused(_GRAMMAR),
-    "guided_json_object": Refused(_GRAMMAR, (False,)),
-    "structural_tag": Refused(_GRAMMAR),
-    "json_schema": Refused(_GRAMMAR, ({},)),
-    "grammar": Refused(_GRAMMAR, ("",)),
-    "regex": Refused(_GRAMMAR, ("",)),
-    "ebnf": Refused(_GRAMMAR, ("",)),
-    "format": Refused(_GRAMMAR, ("",)),
+    "structural_tag": Refused("use tools with strict schemas, or a grammar"),
+    "format": Refused("use response_format", ("",)),
     # the prompt
-    "add_generation_prompt": Refused(_TEMPLATE, (True,)),
-    "continue_final_message": Refused(_TEMPLATE, (False,)),
     "add_special_tokens": Refused(_TEMPLATE, (False,)),
     "chat_template": Refused(_TEMPLATE),
-    "chat_template_kwargs": Refused(_TEMPLATE, ({},)),
-    "documents": Refused(_TEMPLATE, ([],)),
-    "echo": Refused(_LATER, (False,)),
+    "echo": Refused(_NOT_SHOWN, (False,)),
     "truncate_prompt_tokens": Refused("a prompt is never shortened"),
     "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),
     # reasoning
     "reasoning": Refused(_REASONING),
     "thinking": Refused(_REASONING),
     "think": Refused(_REASONING),
-    "enable_thinking": Refused(_REASONING),
     "include_reasoning": Refused(_REASONING, (True,)),
     # what the response would carry
-    "prompt_logprobs": Refused(_LATER, (0, False)),
-    "n_probs": Refused(_LATER, (0,)),
-    "return_token_ids": Refused(_LATER, (False,)),
-    "return_tokens_as_token_ids": Refused(_LATER, (False,)),
-    "return_hidden_states": Refused(_LATER, (False,)),
-    "timings_per_token": Refused(_LATER, (False,)),
+    "prompt_logprobs": Refused(_NOT_SHOWN, (0, False)),
+    "n_probs": Refused("use top_logprobs", (0,)),
+    "return_tokens_as_token_ids": Refused("use return_token_ids", (False,)),
+    "return_hidden_states": Refused(_NOT_SHOWN, (False,)),
+    "timings_per_token": Refused(_NOT_SHOWN, (False,)),
     # scheduling, adapters, other endpoints
-    "priority": Refused("all calls wait in one queue", (0,)),
     "kv_transfer_params": Refused("the mesh moves its own caches"),
     "lora_path": Refused("there are no adapters"),
     "models": Refused("this server serves one model", ([],)),
@@ -151,7 +161,6 @@ REFUSED: dict[str, Refused] = {
 
 STREAM_OPTIONS_REFUSED: dict[str, Refused] = {
     "include_obfuscation": Refused("stream chunks are not padded", (False,)),
-    "continuous_usage_stats": Refused("usage is sent once, at the end", (False,)),
 }
 
 CHAT = ParameterTable(HONOURED, HARMLESS, REFUSED)

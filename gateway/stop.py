@@ -19,15 +19,17 @@ class StopMatcher:
 
     Args:
         stops: Stop strings, none of them empty.
+        shown: Whether the one that ends the text is part of it.
 
     Raises:
         ValueError: If a stop string is empty: it would end every answer before it began.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
         if any(not stop for stop in stops):
             raise ValueError("a stop string must not be empty")
         self.matched: str | None = None
+        self._is_shown = shown
         self._held = ""
         self._state = 0
         self._first_chars = frozenset(stop[0] for stop in stops)
@@ -51,9 +53,8 @@ class StopMatcher:
             self._advance(char)
             self.matched = self._match[self._state]
             if self.matched is not None:
-                shown = (self._held + text[: index + 1])[: -len(self.matched)]
-                self._held = ""
-                return shown
+                ended, self._held = self._held + text[: index + 1], ""
+                return ended if self._is_shown else ended[: -len(self.matched)]
         buffer = self._held + text
         shown_chars = len(buffer) - self._depth[self._state]
         self._held = buffer[shown_chars:]

@@ -1,48 +1,46 @@
-"""The served model's tokenizer and chat template, without torch and without weights.
+"""The served model's tokenizer, without torch and without weights.
 
-`AutoTokenizer` imports torch wherever torch is installed; `PreTrainedTokenizerFast` does not. The template is
-rendered by transformers in its own sandbox. What a caller writes in a message stays text: where it spells one
-of the template's control tokens, such as ``<|im_end|>``, it is encoded as plain text, as OpenAI does, and so
-cannot end a turn or open another role's.
+`AutoTokenizer` imports torch wherever torch is installed; `PreTrainedTokenizerFast` does not. What a chat is as text
+is for `gateway.chat_template` to say; here it becomes ids, and ids become text.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import jinja2
 import structlog
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+from transformers.utils.chat_template_utils import encode_marked_chat
 
-from gateway.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer, piece_function
+from gateway.chat_request import TemplateAsked
+from gateway.chat_template import FAULT_CHARS_MAX, ChatTemplate
+from gateway.detokenizer import REPLACEMENT, ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer, piece_function
 from gateway.encode_pool import EncodePool
 from gateway.openai_errors import ApiError
 from gateway.openai_messages import ChatMessage
+from gateway.parsing.choice import choose_family
 from gateway.prompt_bound import bytes_per_token_max, tokens_min
+from gateway.template_probe import PROBE, TEMPLATE_FAULTS
 from shared.errors import MeshError
 from shared.models.folder import read_config
 
 INLINE_CHARS_MAX = 8_000
 """Prompts up to this size are tokenized on the event loop, in about 3 ms; larger ones in a thread."""
-PROBE = "meshnet-probe"
-CONTROL_TOKEN_MARKS = re.compile("[\U000f0000\U000f0001]")
-"""What `mark_control_tokens` puts around a control token, and `encode_marked_chat` drops."""
-
-_TEMPLATE_FAULTS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
-"""What a template may raise over messages that it was not written for."""
+TAIL_CHARS_MAX = 512
+"""How much of a rendered prompt's end is kept: what opens an assistant's turn, and perhaps its reasoning."""
+SAMPLING_DEFAULT_BOUNDS = {
+    "temperature": 2.0,
+    "top_p": 1.0,
+    "top_k": 2**31 - 1,
+    "min_p": 1.0,
+    "repetition_penalty": 2.0,
+}
+"""Sampling parameters that a generation config may recommend, each above 0 and at most this."""
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +57,19 @@ class PromptTooLong(MeshError):
         self.tokens_min = tokens_min
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt.
+
+    Args:
+        ids: Its tokens.
+        tail: The end of its text, control tokens included.
+    """
+
+    ids: tuple[int, ...]
+    tail: str
+
+
 class ChatTokenizer:
     """Messages to prompt ids, and ids to text. Built by `load_tokenizer`.
 
@@ -66,7 +77,7 @@ class ChatTokenizer:
         tokenizer: A fast tokenizer, with or without a chat template.
         eos_ids: Ids that end an answer.
         context_len: Positions of the model's window.
-        sampling_defaults: `temperature` and `top_p` of the model's generation config, where it has them.
+        sampling_defaults: What the model's generation config recommends, of `SAMPLING_DEFAULT_BOUNDS`.
     """
 
     def __init__(
@@ -82,26 +93,41 @@ class ChatTokenizer:
         self.eos_ids = eos_ids
         self.context_len = context_len
         self.sampling_defaults = dict(sampling_defaults)
-        added = tokenizer.added_tokens_decoder
-        special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        template = tokenizer.chat_template
-        self._control_tokens = _control_tokens(tokenizer)
-        self._control_pattern = re.compile("|".join(map(re.escape, self._control_tokens)) or "(?!)")
+        self.template = ChatTemplate(tokenizer)
+        self.pool = EncodePool()
+        """For other work of a long request, too."""
         whole = json.loads(self._backend.to_str())
         self._bytes_per_token = {is_ascii: bytes_per_token_max(whole, is_ascii=is_ascii) for is_ascii in (False, True)}
-        self._pool = EncodePool()
-        self.has_template = bool(template)
-        self._knows_developer = "developer" in json.dumps(template)
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        added = tokenizer.added_tokens_decoder
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self.families = choose_family(self.template.source, self._added_ids)
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         state = self._backend.decoder.__getstate__() if self._backend.decoder else b"null"
-        piece = piece_function(json.loads(state))
-        self._pieces = None if piece is None else PieceTable(self._backend.id_to_token, piece, special_ids)
+        self._piece = piece_function(json.loads(state))
+        self._tables: dict[frozenset[str] | None, PieceTable] = {}
 
-    async def prompt_ids(self, messages: Sequence[ChatMessage], *, size: int) -> tuple[int, ...]:
+    @property
+    def has_template(self) -> bool:
+        """Whether it can render chats."""
+        return bool(self.template.source)
+
+    async def prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        asked: TemplateAsked | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        size: int,
+    ) -> Prompt:
         """Render and tokenize; long prompts in a thread, so that no stream waits for them.
 
         Args:
             messages: As `read_messages` makes them.
-            size: About how many characters they hold; decides where the work is done.
+            asked: How the template is to be used.
+            tools: Definitions of the tools that the model is told of.
+            size: About how many characters all that holds; decides where the work is done.
 
         Raises:
             ApiError: 400 with the template's own words when it does not take these messages; 429 when too many
@@ -109,24 +135,30 @@ class ChatTokenizer:
             PromptTooLong: Told from the prompt's size alone; a prompt that is tokenized may be too long as well.
         """
         if size <= INLINE_CHARS_MAX:
-            return self.encode_chat(messages)
-        return await self._pool.run(partial(self.encode_chat, messages))
+            return self.render_prompt(messages, asked, tools)
+        return await self.pool.run(partial(self.render_prompt, messages, asked, tools))
+
+    def render_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        asked: TemplateAsked | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Prompt:
+        """As `prompt`, in this thread."""
+        rendered = self.template.render(messages, asked or TemplateAsked(), tools)
+        plain = rendered.plain
+        self._check_size(plain)
+        try:
+            is_marked = rendered.is_marked
+            ids = tuple(encode_marked_chat(self._tokenizer, rendered.text)) if is_marked else self.encode_text(plain)
+        except ValueError as error:  # a spelled control token that this tokenizer cannot tell from a real one
+            message = f"These messages cannot be encoded: {str(error)[:FAULT_CHARS_MAX]}"
+            raise ApiError(400, message, param="messages", code="invalid_messages") from error
+        return Prompt(ids, plain[-TAIL_CHARS_MAX:])
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """As `prompt_ids`, in this thread."""
-        if not self.has_template:
-            raise ApiError(400, "This model has no chat template.", param="messages", code="no_chat_template")
-        conversation = [self._map_role(message) for message in messages]
-        try:
-            is_marked = self._spells_control_token(conversation)
-            if is_marked:
-                conversation = mark_control_tokens(conversation, self._control_pattern)
-            text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
-            self._check_size(CONTROL_TOKEN_MARKS.sub("", text) if is_marked else text)
-            return tuple(encode_marked_chat(self._tokenizer, text)) if is_marked else self.encode_text(text)
-        except _TEMPLATE_FAULTS as error:
-            message = f"The model's chat template does not take these messages: {error}"
-            raise ApiError(400, message, param="messages", code="invalid_messages") from error
+        """The ids of a chat without tools, opened for the assistant to answer."""
+        return self.render_prompt(messages).ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Tokenize as it stands: control tokens are recognized, and none is added.
@@ -140,25 +172,57 @@ class ChatTokenizer:
         """Text of these ids, special tokens skipped."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
-    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
-        """A fresh detokenizer for one answer to this prompt."""
-        if self._pieces is not None:
-            return ByteDetokenizer(self._pieces)
-        return WindowDetokenizer(self.decode, prompt_ids)
+    def added_id(self, token: str) -> int | None:
+        """The id of a token that was added to the vocabulary as a whole, special or not; None for any other text."""
+        return self._added_ids.get(token)
 
-    def _map_role(self, message: ChatMessage) -> ChatMessage:
-        if message["role"] == "developer" and not self._knows_developer:
-            return {**message, "role": "system"}
-        return message
+    def spell(self, token_id: int) -> tuple[str, bytes]:
+        """The text of a single token, and its own bytes; a special token is spelled as it is written.
+
+        Bytes that are no whole character are U+FFFD in the text. An id outside the vocabulary is empty.
+        """
+        special = self._special.get(token_id)
+        if special is not None:
+            return special, special.encode()
+        if self._piece is not None:
+            data = self._table(frozenset())(token_id)
+            return data.decode("utf-8", "replace"), data
+        text = self.decode([token_id])
+        return text, b"" if REPLACEMENT in text else text.encode()
+
+    def detokenizer(self, prompt_ids: Sequence[int], shown: frozenset[str] | None = frozenset()) -> Detokenizer:
+        """A fresh detokenizer for one answer to this prompt.
+
+        Args:
+            prompt_ids: What the answer continues.
+            shown: Special tokens whose text is to appear; None for all of them.
+        """
+        if self._piece is not None:
+            return ByteDetokenizer(self._table(shown))
+        return WindowDetokenizer(partial(self._decode_showing, shown), prompt_ids)
+
+    def _table(self, shown: frozenset[str] | None) -> PieceTable:
+        """One per set of shown tokens, of which there are as many as families of models: two or three."""
+        table = self._tables.get(shown)
+        if table is None:
+            if self._piece is None:
+                raise ValueError("this tokenizer does more than join bytes")
+            special = {
+                token_id: content.encode() if shown is None or content in shown else b""
+                for token_id, content in self._special.items()
+            }
+            table = self._tables[shown] = PieceTable(self._backend.id_to_token, self._piece, special)
+        return table
+
+    def _decode_showing(self, shown: frozenset[str] | None, ids: Sequence[int]) -> str:
+        if shown is not None:
+            ids = [token_id for token_id in ids if self._special.get(token_id, "") in {"", *shown}]
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def _check_size(self, text: str) -> None:
         least = tokens_min(text, self._bytes_per_token.__getitem__)
         if least >= self.context_len:
             raise PromptTooLong(least)
-
-    def _spells_control_token(self, conversation: Iterable[ChatMessage]) -> bool:
-        """Plain searches, one per token: they are several times as fast as one for any of them."""
-        return any(token in text for text in _strings(conversation) for token in self._control_tokens)
 
 
 def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatTokenizer:
@@ -199,17 +263,6 @@ def own_eos_ids(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
     return frozenset(token_id for token_id in ids if token_id is not None)
 
 
-def _control_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The added tokens that are special or that the template writes, longest first."""
-    template = json.dumps(tokenizer.chat_template, ensure_ascii=False)
-    tokens = {
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special or (not token.content.isspace() and token.content in template)
-    }
-    return sorted(tokens, key=len, reverse=True)
-
-
 def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
     """The special token that the chat template puts right after an assistant's words, if it does."""
     if not tokenizer.chat_template:
@@ -217,7 +270,7 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
     conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
     try:
         text = str(tokenizer.apply_chat_template(conversation, tokenize=False))
-    except _TEMPLATE_FAULTS as error:
+    except TEMPLATE_FAULTS as error:
         log.warning("tokenizer.template_not_probed", reason=str(error))
         return None
     _, found, rest = text.rpartition(PROBE)
@@ -228,24 +281,11 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
 
 
 def _sampling_defaults(path: Path) -> dict[str, float]:
-    """`temperature` and `top_p` as the model's authors recommend them, where they are within the API's bounds."""
+    """What the model's authors recommend, where it is within the API's bounds."""
     generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    bounds = {"temperature": 2.0, "top_p": 1.0}
-    found = {name: generation.get(name) for name in bounds}
+    found = {name: generation.get(name) for name in SAMPLING_DEFAULT_BOUNDS}
     return {
-        name: float(value)
+        name: value
         for name, value in found.items()
-        if isinstance(value, int | float) and 0 < value <= bounds[name]
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= SAMPLING_DEFAULT_BOUNDS[name]
     }
-
-
-def _strings(value: object) -> Iterable[str]:
-    """Every string within JSON-like data, keys aside."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, Iterable):
-        for item in value:
-            yield from _strings(item)

@@ -6,24 +6,25 @@ refused is refused here, before anything is generated or sent.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gateway.answer import Answer
 from gateway.answer_encoder import AnswerEncoder
+from gateway.answer_grammar import answer_grammar
 from gateway.answer_response import AnswerResponse
-from gateway.chat_request import AnswerAsked, ChatRequest, SamplingAsked
+from gateway.answer_shape import answer_parser, answer_shape
+from gateway.chat_request import AnswerAsked, ChatRequest
 from gateway.generation_request import GenerationRequest
-from gateway.openai_errors import context_length_exceeded
-from gateway.parsing.parser import PlainParser
+from gateway.openai_errors import context_length_exceeded, invalid_value, unsupported
 from gateway.request_record import RequestRecord
-from gateway.state import SEED_BITS, GatewayState
+from gateway.state import GatewayState
 from gateway.stop import StopMatcher
-from gateway.tokenizer import ChatTokenizer, PromptTooLong
-from shared.messages import SamplingParams
+from gateway.tokenizer import ChatTokenizer, Prompt, PromptTooLong
+from gateway.turn_sampling import check_vocabulary, choice_seeds, end_ids, sampling_params, wire_seed
 
-GREEDY_BELOW = 1e-5
-"""Dividing logits by less overflows; the limit they tend to is the greedy choice."""
+INLINE_GRAMMAR_BYTES_MAX = 16_000
+"""Requests of up to this size have their grammars checked on the event loop, in a few ms; larger ones in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,37 +65,69 @@ async def prepare_turn(chat: ChatRequest, gateway: GatewayState, *, size: int, r
         request_id: For logs.
 
     Raises:
-        ApiError: 400 for a prompt that does not fit or that the template does not take; 429.
+        ApiError: 400 for a prompt that does not fit or that the template does not take, or for what this model
+            cannot do; 429.
     """
-    prompt_ids = await tokenize(chat, gateway.tokenizer, size=size)
-    max_tokens = fit_answer(chat.answer, prompt_tokens=len(prompt_ids), context_len=gateway.tokenizer.context_len)
-    eos_ids = gateway.tokenizer.eos_ids
+    tokenizer = gateway.tokenizer
+    check_vocabulary(chat.sampling, tokenizer.vocab_size)
+    prompt = await tokenize(chat, tokenizer, size=size)
+    max_tokens = fit_answer(chat.answer, prompt_tokens=len(prompt.ids), context_len=tokenizer.context_len)
+    grammar = await compile_grammar(chat, tokenizer, prompt.tail, size=size)
+    ends = end_ids(chat.sampling, tokenizer.eos_ids)
+    if chat.sampling.min_tokens > max_tokens:
+        raise invalid_value("min_tokens", f"the context has room for {max_tokens} tokens of an answer")
+    first = sampling_params(
+        chat.sampling,
+        defaults=tokenizer.sampling_defaults,
+        seed=gateway.random_seed() if chat.sampling.seed is None else wire_seed(chat.sampling.seed),
+        prompt_len=len(prompt.ids),
+        end_ids=ends,
+        grammar=grammar,
+        logprobs=chat.answer.logprobs,
+    )
     generation = GenerationRequest(
-        prompt_ids=prompt_ids,
-        choices=(sampling_params(chat.sampling, gateway),),
+        prompt_ids=prompt.ids,
+        choices=tuple(replace(first, seed=seed) for seed in choice_seeds(first.seed, chat.answer.n)),
         max_tokens=max_tokens,
-        eos_ids=eos_ids,
+        eos_ids=ends,
         request_id=request_id,
+        priority=chat.priority,
     )
-    answer = Answer(
-        gateway.tokenizer.detokenizer(prompt_ids),
-        PlainParser(),
-        StopMatcher(chat.answer.stop),
-        eos_ids=eos_ids,
-        max_tokens=max_tokens,
-    )
-    return Turn(generation=generation, answers=[answer], stream=chat.stream)
+    answers = [_create_answer(chat, tokenizer, prompt, generation) for _ in generation.choices]
+    return Turn(generation=generation, answers=answers, stream=chat.stream)
 
 
-async def tokenize(chat: ChatRequest, tokenizer: ChatTokenizer, *, size: int) -> tuple[int, ...]:
-    """The prompt's ids.
+def _create_answer(
+    chat: ChatRequest, tokenizer: ChatTokenizer, prompt: Prompt, generation: GenerationRequest
+) -> Answer:
+    parser = answer_parser(tokenizer.families, chat.tools, prompt.tail)
+    return Answer(
+        tokenizer.detokenizer(prompt.ids, parser.special_tokens if chat.answer.skip_special_tokens else None),
+        parser,
+        StopMatcher(chat.answer.stop, shown=chat.answer.include_stop),
+        eos_ids=generation.eos_ids,
+        max_tokens=generation.max_tokens,
+        min_tokens=chat.sampling.min_tokens,
+        stop_ids=chat.sampling.stop_token_ids,
+        calls_max=None if chat.tools.parallel else 1,
+        names_calls=not chat.tools.is_named,
+        spell=None if chat.answer.logprobs is None else tokenizer.spell,
+    )
+
+
+async def tokenize(chat: ChatRequest, tokenizer: ChatTokenizer, *, size: int) -> Prompt:
+    """The prompt's ids, and the end of its text. Tools that may not be called are not shown to the model.
 
     Raises:
         ApiError: 400 `context_length_exceeded` when the prompt's size alone tells that it does not fit, or what
             the template does not take; 429.
     """
+    asked = chat.template
+    if asked.effort is not None:
+        asked = replace(asked, kwargs={**tokenizer.template.effort_variables(asked.effort), **asked.kwargs})
+    tools = () if chat.tools.mode == "none" else tuple(tool.definition for tool in chat.tools.tools)
     try:
-        return await tokenizer.prompt_ids(chat.messages, size=size)
+        return await tokenizer.prompt(chat.messages, asked, tools, size=size)
     except PromptTooLong as error:
         raise context_length_exceeded(
             context_len=tokenizer.context_len,
@@ -103,6 +136,20 @@ async def tokenize(chat: ChatRequest, tokenizer: ChatTokenizer, *, size: int) ->
             param=chat.answer.max_tokens_param,
             at_least=True,
         ) from error
+
+
+async def compile_grammar(chat: ChatRequest, tokenizer: ChatTokenizer, prompt_tail: str, *, size: int) -> str:
+    """What each answer must match; empty where that is anything.
+
+    Raises:
+        ApiError: 400 that names what cannot be enforced; 429.
+    """
+    shape = answer_shape(tokenizer.families, tokenizer.added_id, prompt_tail)
+    work = partial(answer_grammar, chat.format, chat.tools, shape)
+    grammar = work() if size <= INLINE_GRAMMAR_BYTES_MAX else await tokenizer.pool.run(work)
+    if grammar and chat.sampling.ignore_eos:
+        raise unsupported("ignore_eos", "a constrained answer ends where its grammar does")
+    return grammar
 
 
 def fit_answer(asked: AnswerAsked, *, prompt_tokens: int, context_len: int) -> int:
@@ -120,20 +167,3 @@ def fit_answer(asked: AnswerAsked, *, prompt_tokens: int, context_len: int) -> i
             param=asked.max_tokens_param,
         )
     return asked.max_tokens or room
-
-
-def sampling_params(asked: SamplingAsked, gateway: GatewayState) -> SamplingParams:
-    """What the last hop samples with: the caller's values, else the model's defaults, else the API's."""
-    defaults = gateway.tokenizer.sampling_defaults
-    temperature = defaults.get("temperature", 1.0) if asked.temperature is None else asked.temperature
-    top_p = defaults.get("top_p", 1.0) if asked.top_p is None else asked.top_p
-    seed = gateway.random_seed() if asked.seed is None else wire_seed(asked.seed)
-    return SamplingParams(temperature=0.0 if temperature < GREEDY_BELOW else temperature, top_p=top_p, seed=seed)
-
-
-def wire_seed(seed: int) -> int:
-    """A 64-bit seed as one that the wire carries: itself where it fits, else a hash of it."""
-    if 0 <= seed < 2**SEED_BITS:
-        return seed
-    digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=True), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)

@@ -11,7 +11,7 @@ import openai
 import pytest
 import structlog.testing
 
-from gateway.turn import wire_seed
+from gateway.turn_sampling import wire_seed
 from tests.support.api_server import MODEL, ApiServer, running_api
 from tests.support.fleet import wait_until
 from tests.support.text_tokenizers import CONTEXT_LEN, build_byte_level, build_metaspace

@@ -1,0 +1,146 @@
+"""Grammars that answers must match, as the text that nodes give to llguidance, each checked before it is sent.
+
+An answer's grammar is put together from named pieces: one that says where reasoning, calls and content stand
+(`Piece.lark`), and one for each thing that a caller constrains (a schema, an expression, a grammar of the caller's
+own). llguidance keeps the pieces' names apart, so a caller's rules never meet ours.
+
+Between the tokens of JSON there may be nothing, one space, or one line break with up to `INDENT_CHARS_MAX`
+characters of indentation: room for both compact and pretty-printed JSON, and none for a model that would go on with
+white space for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from gateway.chat_request import FormatAsked
+from gateway.openai_errors import ApiError, invalid_value
+from shared.fields import GRAMMAR_CHARS_MAX
+
+INDENT_CHARS_MAX = 16
+WHITESPACE = rf"( |\n[ \t]{{0,{INDENT_CHARS_MAX}}})?"
+REASON_CHARS_MAX = 300
+"""How much of llguidance's reason is repeated: it quotes the grammar."""
+COMPILED_MAX = 64
+"""Grammars that are remembered as valid, of up to 96 KiB each: an application sends the same few again and again."""
+
+_LIMITS = LLParserLimits(verbose_errors=False)  # llguidance's own bounds, as on the nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One named part of a grammar, in one of two notations.
+
+    Args:
+        name: By which other pieces mean it, as ``@name``.
+        lark: Its rules, `start` first.
+        schema: Or a JSON schema.
+    """
+
+    name: str
+    lark: str | None = None
+    schema: Mapping[str, Any] | None = None
+
+
+def json_piece(name: str, schema: Mapping[str, Any], *, strict: bool) -> Piece:
+    """JSON that follows a schema.
+
+    Args:
+        name: The piece's.
+        schema: As the caller gave it; empty for any object.
+        strict: False lets keywords go unenforced that cannot be; otherwise `compile_pieces` refuses them.
+    """
+    options = {"whitespace_pattern": WHITESPACE, "lenient": not strict}
+    return Piece(name=name, schema={**(schema or {"type": "object"}), "x-guidance": options})
+
+
+def format_piece(asked: FormatAsked, name: str) -> Piece:
+    """What a caller wants content to be; not for `text`.
+
+    Raises:
+        ApiError: 400 that names the parameter: what should be a schema, or a grammar, is none.
+    """
+    match asked.kind:
+        case "json_object":
+            return json_piece(name, {}, strict=True)
+        case "json_schema":
+            return json_piece(name, _schema(asked), strict=asked.strict)
+        case "choice":
+            return Piece(name=name, lark="start: " + " | ".join(map(quote, asked.value)))
+        case "regex":
+            grammars = json.loads(LLMatcher.grammar_from_regex(asked.value))["grammars"]
+            return Piece(name=name, lark=grammars[0]["lark_grammar"])
+        case "grammar":
+            return Piece(name=name, lark=_lark(asked))
+        case "text":
+            raise ValueError("free text has no grammar")
+
+
+def quote(text: str) -> str:
+    """A text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def compile_pieces(pieces: Sequence[Piece], param: str) -> str:
+    """The grammar's text, which llguidance has accepted.
+
+    Args:
+        pieces: The first one is where an answer begins.
+        param: What the caller gave, for messages.
+
+    Raises:
+        ApiError: 400 with llguidance's own reason.
+    """
+    text = json.dumps({"grammars": [_piece_json(piece) for piece in pieces]})
+    if len(text) > GRAMMAR_CHARS_MAX:
+        raise invalid_value(param, f"the grammar made of it has {len(text)} characters, more than {GRAMMAR_CHARS_MAX}")
+    reason = _fault(text)
+    if reason:
+        raise _unenforceable(param, reason)
+    return text
+
+
+@lru_cache(COMPILED_MAX)
+def _fault(text: str) -> str:
+    """What is wrong with a grammar; empty where nothing is."""
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
+    return (messages[0] if messages else "unknown") if is_wrong else ""
+
+
+def _piece_json(piece: Piece) -> dict[str, object]:
+    if piece.schema is not None:
+        return {"name": piece.name, "json_schema": piece.schema}
+    return {"name": piece.name, "lark_grammar": piece.lark}
+
+
+def _schema(asked: FormatAsked) -> Mapping[str, Any]:
+    """The schema, which some callers send as text."""
+    schema = asked.value
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise invalid_value(asked.param, f"not valid JSON ({error})") from error
+    if not isinstance(schema, Mapping):
+        raise invalid_value(asked.param, "expected a JSON schema that is an object")
+    return schema
+
+
+def _lark(asked: FormatAsked) -> str:
+    """A caller's grammar in Lark's notation; llama.cpp's (GBNF) is converted."""
+    try:
+        return str(any_to_lark(asked.value))
+    except Exception as error:  # the converter raises bare exceptions
+        raise _unenforceable(asked.param, str(error)) from error
+
+
+def _unenforceable(param: str, reason: str) -> ApiError:
+    words = " ".join(reason.split())[:REASON_CHARS_MAX]
+    return invalid_value(param, f"it cannot be enforced: {words}")
