@@ -11,8 +11,9 @@ it and it cannot be spelled out; any other is matched as text, lazily.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.call_formats import CallFormat
 from gateway.chat_request import FormatAsked, Tool, ToolsAsked
@@ -150,7 +151,7 @@ class _Writer:
         for index, tool in enumerate(offered):
             parts = [*self._literals(*form.before_call(tool.name)), f"@args_{index}", *after]
             self._rules[f"call_{index}"] = f"call_{index}: {' '.join(parts)}"
-            self._pieces.append(json_piece(f"args_{index}", tool.parameters, strict=tool.strict))
+            self._pieces.append(json_piece(f"args_{index}", _arguments_schema(tool), strict=tool.strict))
         self._rules["call"] = "call: " + " | ".join(f"call_{index}" for index in range(len(offered)))
 
     def _reasoning(self) -> list[str]:
@@ -182,6 +183,11 @@ class _Writer:
     def _compiled(self, start: list[str], param: str) -> str:
         rules = "\n".join(["start: " + " ".join(start), *self._rules.values()])
         return compile_pieces([Piece(name="answer", lark=rules), *self._pieces], param)
+
+
+def _arguments_schema(tool: Tool) -> Mapping[str, Any]:
+    """Always of an object; of an empty one where the tool names no parameters, as OpenAI has it."""
+    return {"type": "object", **(tool.parameters or {"properties": {}, "additionalProperties": False})}
 
 
 def _repeated(item: list[str], separator: list[str]) -> list[str]:
