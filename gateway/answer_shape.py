@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
+
+from gateway.answer import mint_call_id
 from gateway.answer_grammar import AnswerShape, ReasoningMarkers, TokenId
 from gateway.call_formats import call_format
 from gateway.chat_request import ToolsAsked
@@ -9,6 +13,7 @@ from gateway.parsing.choice import FamilyChoice
 from gateway.parsing.families import FAMILIES, create_parser
 from gateway.parsing.parser import OutputParser
 
+SHORT_ID_CHARS = 9
 _HARMONY_REASONING = ReasoningMarkers(
     opener=("<|channel|>", "analysis", "<|message|>"), closer="<|end|>", after=("<|start|>", "assistant")
 )
@@ -29,6 +34,15 @@ def answer_parser(families: FamilyChoice, tools: ToolsAsked, prompt_tail: str) -
         tools=[tool.definition for tool in tools.tools],
         prompt_tail=prompt_tail,
     )
+
+
+def call_id_minter(families: FamilyChoice) -> Callable[[], str]:
+    """Makes ids for calls whose format has none; Mistral's templates take back none but their own kind."""
+    return _mint_short_id if families.tools == "mistral" else mint_call_id
+
+
+def _mint_short_id() -> str:
+    return secrets.token_hex(SHORT_ID_CHARS)[:SHORT_ID_CHARS]
 
 
 def answer_shape(families: FamilyChoice, token_id: TokenId, prompt_tail: str) -> AnswerShape:

@@ -55,9 +55,10 @@ def json_piece(name: str, schema: Mapping[str, Any], *, strict: bool) -> Piece:
     Args:
         name: The piece's.
         schema: As the caller gave it; empty for any object.
-        strict: False lets keywords go unenforced that cannot be; otherwise `compile_pieces` refuses them.
+        strict: False lets keywords go unenforced that cannot be, and takes `oneOf` for `anyOf`; otherwise
+            `compile_pieces` refuses them.
     """
-    options = {"whitespace_pattern": WHITESPACE, "lenient": not strict}
+    options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": not strict}
     return Piece(name=name, schema={**(schema or {"type": "object"}), "x-guidance": options})
 
 
@@ -98,7 +99,10 @@ def compile_pieces(pieces: Sequence[Piece], param: str) -> str:
     Raises:
         ApiError: 400 with llguidance's own reason.
     """
-    text = json.dumps({"grammars": [_piece_json(piece) for piece in pieces]})
+    try:
+        text = json.dumps({"grammars": [_piece_json(piece) for piece in pieces]})
+    except RecursionError as error:
+        raise _unenforceable(param, "it is nested too deeply") from error
     if len(text) > GRAMMAR_CHARS_MAX:
         raise invalid_value(param, f"the grammar made of it has {len(text)} characters, more than {GRAMMAR_CHARS_MAX}")
     reason = _fault(text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from gateway.chat_request import Tool, ToolMode, ToolsAsked
 from gateway.openai_errors import invalid_type, invalid_value, missing, quoted
@@ -32,12 +34,19 @@ def read_tools(body: Body) -> ToolsAsked:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise invalid_value(f"tools[{index}].function.name", f"there is another tool of the name {name!r}")
-    size = sum(len(json.dumps(dict(tool.parameters))) for tool in tools)
+    size = _schema_bytes(tools)
     if size > SCHEMA_BYTES_MAX:
         raise invalid_value("tools", f"at most {SCHEMA_BYTES_MAX} bytes of schemas in all, got {size}")
     mode, allowed, is_named = _read_choice(body.get("tool_choice"), names)
     parallel = read_boolean(body, "parallel_tool_calls", default=True)
     return ToolsAsked(tools=tools, mode=mode, allowed=allowed, is_named=is_named, parallel=parallel)
+
+
+def _schema_bytes(tools: Sequence[Tool]) -> int:
+    try:
+        return sum(len(msgspec.json.encode(tool.parameters)) for tool in tools)
+    except RecursionError as error:
+        raise invalid_value("tools", "a schema is nested too deeply") from error
 
 
 def read_name(body: Body, path: str) -> str:

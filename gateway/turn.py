@@ -13,7 +13,7 @@ from gateway.answer import Answer
 from gateway.answer_encoder import AnswerEncoder
 from gateway.answer_grammar import answer_grammar
 from gateway.answer_response import AnswerResponse
-from gateway.answer_shape import answer_parser, answer_shape
+from gateway.answer_shape import answer_parser, answer_shape, call_id_minter
 from gateway.chat_request import AnswerAsked, ChatRequest
 from gateway.generation_request import GenerationRequest
 from gateway.openai_errors import context_length_exceeded, invalid_value, unsupported
@@ -111,6 +111,7 @@ def _create_answer(
         stop_ids=chat.sampling.stop_token_ids,
         calls_max=None if chat.tools.parallel else 1,
         names_calls=not chat.tools.is_named,
+        mint_id=call_id_minter(tokenizer.families),
         spell=None if chat.answer.logprobs is None else tokenizer.spell,
     )
 

@@ -115,8 +115,8 @@ def test_the_sdk_raises_its_typed_errors(api: ApiServer):
     """With code, param and request id where its users look for them."""
     client = api.client()
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(**api.body(logprobs=True))
-    assert (bad.value.param, bad.value.code) == ("logprobs", "unsupported_parameter")
+        client.chat.completions.create(**api.body(top_logprobs=5))
+    assert (bad.value.param, bad.value.code) == ("top_logprobs", "invalid_value")
     assert bad.value.request_id
     with pytest.raises(openai.NotFoundError) as absent:
         client.chat.completions.create(**api.body(model="gpt-5"))

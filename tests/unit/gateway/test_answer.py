@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.answer import Answer
 from gateway.detokenizer import ByteDetokenizer
 from gateway.generation_request import Token, TokenLogprobs
+from gateway.logprobs import LOGPROB_MIN
 from gateway.parsing.events import Content, Event, Reasoning, ToolCallArguments, ToolCallBegin
 from gateway.parsing.parser import PlainParser
 from gateway.stop import StopMatcher
@@ -214,3 +215,19 @@ def test_log_probabilities_go_with_every_token_that_shows_or_not():
     entries = answer.transcript.logprobs
     assert [entry.token.data for entry in entries] == [b"a", b"(", bytes([EOS])]
     assert [(top.text, top.logprob) for top in entries[0].top] == [("b", -0.25)]
+
+
+def test_a_call_too_many_ends_the_answer_after_the_one_before():
+    """Where calls may not come together; nothing of the second is shown."""
+    answer = create_parsed(calls_max=1)
+    push_all(answer, b"a(.b(.")
+    assert [call.id for call in answer.transcript.tool_calls] == ["call_a"]
+    assert (answer.transcript.content, answer.finish_reason, answer.completion_tokens) == ("ab", "tool_calls", 5)
+
+
+def test_what_json_cannot_say_of_a_log_probability_is_bounded():
+    """A token that cannot come has minus infinity."""
+    answer = create_parsed(spell=lambda token_id: (chr(token_id), bytes([token_id])))
+    answer.push(Token(97, logprobs=TokenLogprobs(-0.5, ((98, float("-inf")),))))
+    (entry,) = answer.transcript.logprobs
+    assert (entry.token.logprob, entry.top[0].logprob) == (-0.5, LOGPROB_MIN)

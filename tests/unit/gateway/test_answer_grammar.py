@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.answer_grammar import AnswerShape, ReasoningMarkers, answer_grammar
-from gateway.answer_shape import answer_shape
+from gateway.answer_shape import answer_shape, call_id_minter
 from gateway.call_formats import call_format
 from gateway.chat_request import FormatAsked, Tool, ToolsAsked
 from gateway.openai_errors import ApiError
@@ -303,3 +304,18 @@ def test_a_family_whose_content_is_not_plain_takes_no_format(tokenizer: ChatToke
     shape_ = answer_shape(FamilyChoice("kimi_k3", "kimi_k3"), tokenizer.added_id, "")
     with pytest.raises(ApiError, match="family"):
         answer_grammar(FormatAsked(kind="json_object"), ToolsAsked(), shape_)
+
+
+def test_ids_of_calls_are_such_as_the_familys_templates_take_back():
+    """Mistral's check theirs."""
+    assert re.fullmatch(r"[0-9a-f]{9}", call_id_minter(FamilyChoice("mistral", None))())
+    assert call_id_minter(FamilyChoice("hermes", None))().startswith("call_")
+
+
+def test_a_schema_that_is_nested_without_end_is_a_400(tokenizer: ChatTokenizer):
+    """Whatever gives up first."""
+    schema: dict[str, Any] = {}
+    for _ in range(900):
+        schema = {"type": "object", "properties": {"a": schema}}
+    with pytest.raises(ApiError, match="deeply|recursion"):
+        answer_grammar(FormatAsked(kind="json_schema", value=schema), ToolsAsked(), shape(tokenizer))

@@ -94,6 +94,49 @@ def test_special_tokens_are_not_shown_and_visible_added_tokens_are(text_tokenize
     assert "".join(shown(tokenizer, [74], list(tokenizer.encode_text("<think>a<|im_start|>b")))) == "<think>ab"
 
 
+@pytest.mark.parametrize(
+    ("shown_tokens", "expected"),
+    [(frozenset(), "ab"), (frozenset({"<|im_start|>"}), "a<|im_start|>b"), (None, "a<|im_start|>b<|endoftext|>")],
+)
+def test_special_tokens_are_shown_where_that_is_asked(
+    text_tokenizer: Tokenizers, shown_tokens: frozenset[str] | None, expected: str
+):
+    """All of them, or those that a parser needs to see."""
+    tokenizer = text_tokenizer("byte_level")
+    detokenizer = tokenizer.detokenizer([74], shown_tokens)
+    ids = tokenizer.encode_text("a<|im_start|>b<|endoftext|>")
+    assert "".join(map(detokenizer.push, ids)) == expected
+
+
+def test_a_window_shows_special_tokens_where_that_is_asked(text_tokenizer: Tokenizers):
+    """Whatever the decoder."""
+    tokenizer = text_tokenizer("word_piece")
+    ids = tokenizer.encode_text("mesh<|im_start|>node")
+    for shown_tokens, is_shown in ((frozenset(), False), (None, True)):
+        detokenizer = tokenizer.detokenizer([3], shown_tokens)
+        text = "".join(map(detokenizer.push, ids))
+        assert ("<|im_start|>" in text, "mesh" in text) == (is_shown, True)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+def test_a_tokens_spelling_is_its_own_bytes(text_tokenizer: Tokenizers, kind: str):
+    """Also of part of a character; joined they are the text."""
+    tokenizer = text_tokenizer(kind)
+    table = {token: index for index in range(400) if (token := tokenizer.detokenizer([0])._piece(index))}
+    first, *_ = ids = [table[bytes([byte])] for byte in "😀".encode()]
+    assert tokenizer.spell(first) == (REPLACEMENT, b"\xf0")
+    assert b"".join(tokenizer.spell(token_id)[1] for token_id in ids) == "😀".encode()
+    assert tokenizer.spell(2) == ("<|im_end|>", b"<|im_end|>")
+    assert tokenizer.spell(10**6) == ("", b"")
+
+
+def test_a_spelling_under_another_decoder_is_what_the_token_alone_decodes_to(text_tokenizer: Tokenizers):
+    """There is no table of bytes."""
+    tokenizer = text_tokenizer("word_piece")
+    (mesh,) = tokenizer.encode_text("mesh")
+    assert tokenizer.spell(mesh) == ("mesh", b"mesh")
+
+
 def test_the_space_before_the_first_word_is_kept(text_tokenizer: Tokenizers):
     """An answer whose first token is "▁a" continues the prompt with a space, as a whole decode says."""
     tokenizer = text_tokenizer("metaspace")

@@ -12,9 +12,13 @@ from gateway.sampling_schema import IDS_MAX, STOP_IDS_MAX, read_answer, read_cha
 
 def refused_param(**body: Any) -> str | None:
     """The `param` of the refusal."""
-    with pytest.raises(ApiError) as caught:
+
+    def read() -> None:
         read_sampling(body)
         read_answer(body, logprobs=read_chat_logprobs(body))
+
+    with pytest.raises(ApiError) as caught:
+        read()
     assert caught.value.status == 400
     return caught.value.param
 

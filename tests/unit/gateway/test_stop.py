@@ -77,3 +77,12 @@ def test_an_empty_stop_string_is_refused():
     """It would end every answer before it began."""
     with pytest.raises(ValueError, match="empty"):
         StopMatcher([""])
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_stop_string_is_part_of_the_text_where_that_is_asked(cut: int):
+    """However the text is cut, all of it and nothing behind it."""
+    matcher = StopMatcher(["END"], shown=True)
+    text = "the END!"
+    assert matcher.push(text[:cut]) + matcher.push(text[cut:]) == "the END"
+    assert matcher.matched == "END"
