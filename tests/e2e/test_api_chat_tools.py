@@ -18,7 +18,8 @@ from tests.support.text_tokenizers import build_byte_level
 
 TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\n<tools>' + (tools | tojson) + '</tools>' }}"
-    "{{ '<tool_call></tool_call><|im_end|>\n' }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+    "{{ '<tool_call></tool_call><|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
     "{% for c in m.tool_calls or [] %}"
     "{{ '<tool_call>' + c.function.name + ':' + c.function.arguments.city + '</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}"

@@ -317,5 +317,5 @@ def test_a_schema_that_is_nested_without_end_is_a_400(tokenizer: ChatTokenizer):
     schema: dict[str, Any] = {}
     for _ in range(900):
         schema = {"type": "object", "properties": {"a": schema}}
-    with pytest.raises(ApiError, match="deeply|recursion"):
+    with pytest.raises(ApiError, match=r"deeply|recursion"):
         answer_grammar(FormatAsked(kind="json_schema", value=schema), ToolsAsked(), shape(tokenizer))
