@@ -7,12 +7,18 @@ from pathlib import Path
 
 from gateway.api_reference import PAGE, updated
 from gateway.app import create_app
+from gateway.call_formats import call_format
+from gateway.grammar import INDENT_CHARS_MAX
+from gateway.openai_format import CHOICE_TEXTS_MAX, GRAMMAR_TEXT_CHARS_MAX
 from gateway.openai_messages import MESSAGES_MAX
+from gateway.openai_tools import SCHEMA_BYTES_MAX, TOOLS_MAX
+from gateway.parsing.families import FAMILIES
 from gateway.request_body import BODY_READ_S
-from gateway.sampling_schema import STOP_CHARS_MAX, STOPS_MAX
+from gateway.sampling_schema import CHOICES_MAX, IDS_MAX, STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from gateway.state import BODY_BYTES_MAX, GatewayState, ServedModel
 from gateway.token_feed import FEED_TOKENS_MAX
 from gateway.tokenizer import load_tokenizer
+from shared.fields import GRAMMAR_CHARS_MAX
 from tests.support.scripted_generator import ScriptedGenerator, ScriptedMesh
 from tests.support.text_tokenizers import build_byte_level
 
@@ -45,13 +51,31 @@ def test_the_limits_are_those_of_the_code():
     assert f"| request body | {BODY_BYTES_MAX // 2**20} MiB |" in TEXT
     assert f"| messages | {MESSAGES_MAX:,} |" in TEXT
     assert f"| stop strings | {STOPS_MAX} of {STOP_CHARS_MAX} characters |" in TEXT
+    assert f"| stop tokens | {STOP_IDS_MAX:,} |" in TEXT
+    assert f"| ids allowed or biased | {IDS_MAX:,} |" in TEXT
+    assert f"| choices | {CHOICES_MAX} |" in TEXT
+    assert f"| tools | {TOOLS_MAX}, with {SCHEMA_BYTES_MAX // 1024} KiB of schemas |" in TEXT
+    assert f"| a grammar or expression as given | {GRAMMAR_TEXT_CHARS_MAX:,} characters |" in TEXT
+    assert f"for the nodes | {GRAMMAR_CHARS_MAX // 1024} KiB |" in TEXT
+    assert f"a `choice` {CHOICE_TEXTS_MAX:,} texts" in TEXT
+    assert f"up to {INDENT_CHARS_MAX} characters of" in TEXT
     assert f"| time for a body to arrive | {BODY_READ_S:g} s |" in TEXT
     assert f"| {FEED_TOKENS_MAX}, and what the sockets hold |" in TEXT
+
+
+def test_the_formats_in_which_calls_can_be_forced_are_those_of_the_code():
+    """No more and no fewer."""
+    listed = re.search(r"in the formats (.*?)\. In the others", TEXT, re.DOTALL)
+    assert listed is not None
+    families = [family for family in FAMILIES if call_format(family, lambda _token: None)]
+    assert sorted(re.findall(r"`(\w+)`", listed.group(1))) == sorted(families)
 
 
 def test_every_error_code_is_listed():
     """A code that clients may meet is explained."""
     sources = [*PAGE.parents[1].glob("gateway/openai_*.py"), *PAGE.parents[1].glob("gateway/api/*.py")]
-    sources += [PAGE.parents[1] / "gateway" / name for name in ("app.py", "request_body.py", "tokenizer.py")]
+    sources += [
+        PAGE.parents[1] / "gateway" / name for name in ("app.py", "request_body.py", "tokenizer.py", "chat_template.py")
+    ]
     codes = {code for source in sources for code in re.findall(r'code="(\w+)"', source.read_text())}
     assert codes - {"bad_request"} <= set(re.findall(r"`(\w+)`", TEXT))
