@@ -25,8 +25,8 @@ HONOURED: dict[str, str] = {
     "presence_penalty": "-2 to 2, once for a token that the answer has.",
     "repetition_penalty": f"Above 0, at most 100; counts prompt and answer. {_GENERATION_CONFIG} 1.",
     "repeat_penalty": "llama.cpp's name of `repetition_penalty`, which wins when both are given.",
-    "logit_bias": "Token ids as strings, each -100 to 100, at most 4,096 of them. -100 bans the token.",
-    "allowed_token_ids": "1 to 4,096 ids: only these may be drawn.",
+    "logit_bias": "Token ids as strings, each -100 to 100, at most 1,024 of them. -100 bans the token.",
+    "allowed_token_ids": "1 to 1,024 ids: only these may be drawn.",
     "seed": "64-bit integer. The same seed and parameters give the same tokens, each choice its own.",
     # where the answer ends
     "stop": "A string or up to 16 non-empty strings of up to 500 characters, found across token borders.",

@@ -17,7 +17,6 @@ from gateway.openai_fields import (
     read_number,
     read_positive_number,
 )
-from shared.fields import LIST_ITEMS_MAX
 from shared.messages import PENALTY_MAX
 
 TEMPERATURE_MAX = 2.0
@@ -34,9 +33,8 @@ STOPS_MAX = 16
 STOP_CHARS_MAX = 500
 """Bounds the text that is held back, and the automaton that looks for it."""
 STOP_IDS_MAX = 1024
-"""With the model's own they stay far below what a message between machines may list."""
-IDS_MAX = LIST_ITEMS_MAX
-"""Ids that are allowed or biased; what a message between machines may list."""
+IDS_MAX = 1024
+"""Ids that are allowed or biased. With the largest grammar all of them fit into the header that takes them to a node."""
 
 
 def read_sampling(body: Body) -> SamplingAsked:

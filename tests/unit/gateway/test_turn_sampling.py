@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
 
 from gateway.chat_request import SamplingAsked
 from gateway.openai_errors import ApiError
+from gateway.sampling_schema import IDS_MAX, STOP_IDS_MAX
 from gateway.turn_sampling import check_vocabulary, choice_seeds, end_ids, sampling_params, wire_seed
+from shared.fields import GRAMMAR_CHARS_MAX
+from shared.frame import FrameLimits
 from shared.messages import SamplingParams
+
+ROUTE_BYTES = 16 * 1024
+"""Some two hundred hops."""
 
 
 def params(asked: SamplingAsked, **more: Any) -> SamplingParams:
@@ -72,6 +80,19 @@ def test_each_choice_has_a_seed_of_its_own_and_the_first_the_calls():
     assert choice_seeds(5, 3) == seeds[:3]
     assert len(set(seeds)) == 128
     assert all(0 <= seed < 2**53 for seed in [*seeds, wire_seed(-1), wire_seed(2**63 - 1)])
+
+
+def test_the_largest_parameters_fit_into_a_nodes_header():
+    """Every list at its limit and a grammar that doubles when it is quoted, with room for a route."""
+    ids = tuple(range(900_000, 900_000 + IDS_MAX))
+    asked = SamplingAsked(
+        logit_bias=tuple((token_id, -math.pi * 31) for token_id in ids),
+        allowed_token_ids=ids,
+        stop_token_ids=ids[:STOP_IDS_MAX],
+    )
+    ends = end_ids(asked, frozenset(range(20)))
+    header = params(asked, grammar="\\" * GRAMMAR_CHARS_MAX, end_ids=ends).to_header()
+    assert len(json.dumps(header, separators=(",", ":"))) < FrameLimits().header_bytes_max - ROUTE_BYTES
 
 
 @pytest.mark.parametrize(
