@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Callable
 
 from gateway.answer import mint_call_id
-from gateway.answer_grammar import AnswerShape, ReasoningMarkers, TokenId
+from gateway.answer_grammar import AnswerShape, ReasoningMarkers
 from gateway.call_formats import call_format
 from gateway.chat_request import ToolsAsked
+from gateway.grammar_writer import TokenId
 from gateway.parsing.choice import FamilyChoice
 from gateway.parsing.families import FAMILIES, create_parser
 from gateway.parsing.parser import OutputParser

@@ -1,7 +1,6 @@
 """How families of models write a tool call, as far as a grammar that makes them write one needs it.
 
-Only families whose arguments are one JSON object are here. In the others a call can be read (`gateway.parsing`) but
-not forced.
+In the families that are not here a call can be read (`gateway.parsing`) but not forced.
 """
 
 from __future__ import annotations
@@ -9,7 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.grammar_writer import MAYBE_NEWLINE
+
 NAME = "{name}"
+KEY = "{key}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterFormat:
+    """What stands around one argument, where a family writes each on its own; texts as in `CallFormat`.
+
+    Args:
+        before: Up to its value; `KEY` stands for the argument's name.
+        end: After its value; the first text is what text values are read up to.
+    """
+
+    before: tuple[str, ...]
+    end: tuple[str, ...]
+
+    def before_value(self, key: str) -> tuple[str, ...]:
+        """Up to the value of this argument."""
+        return tuple(part.replace(KEY, key) for part in self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +45,7 @@ class CallFormat:
         closer: After a call, or after all of them.
         separator: Between calls; None where only one can be forced.
         wraps_each: Whether each call has an opener and a closer of its own.
+        parameter: How one argument is written; None where all are one JSON object.
     """
 
     opener: str
@@ -35,6 +55,7 @@ class CallFormat:
     closer: tuple[str, ...] = ()
     separator: tuple[str, ...] | None = None
     wraps_each: bool = False
+    parameter: ParameterFormat | None = None
 
     def before_call(self, name: str) -> tuple[str, ...]:
         """Up to the arguments of a call of this function."""
@@ -82,6 +103,39 @@ _HARMONY = CallFormat(
     before=("<|channel|>", f"commentary to=functions.{NAME} ", "<|constrain|>", "json", "<|message|>"),
 )
 
+
+def _function_xml(opener: str, closer: str) -> CallFormat:
+    return CallFormat(
+        opener=opener,
+        before=(f"\n<function={NAME}>\n",),
+        after=("</function>\n",),
+        closer=(closer,),
+        separator=("\n",),
+        wraps_each=True,
+        parameter=ParameterFormat(before=(f"<parameter={KEY}>\n",), end=("\n</parameter>\n",)),
+    )
+
+
+_GLM = CallFormat(
+    opener="<tool_call>",
+    before=(NAME, MAYBE_NEWLINE),
+    closer=("</tool_call>",),
+    separator=(MAYBE_NEWLINE,),
+    wraps_each=True,
+    parameter=ParameterFormat(
+        before=("<arg_key>", KEY, "</arg_key>", MAYBE_NEWLINE, "<arg_value>"), end=("</arg_value>", MAYBE_NEWLINE)
+    ),
+)
+_MINIMAX = CallFormat(
+    opener="<minimax:tool_call>",
+    lead=("\n",),
+    before=(f'<invoke name="{NAME}">\n',),
+    after=("</invoke>\n",),
+    closer=("</minimax:tool_call>",),
+    separator=(),
+    parameter=ParameterFormat(before=(f'<parameter name="{KEY}">',), end=("</parameter>\n",)),
+)
+
 _FORMATS = {
     "hermes": _HERMES,
     "llama3_json": _LLAMA,
@@ -93,6 +147,10 @@ _FORMATS = {
     "command_r": _COMMAND,
     "kimi_k2": _KIMI,
     "harmony": _HARMONY,
+    "qwen3_xml": _function_xml("<tool_call>", "</tool_call>"),
+    "seed_oss": _function_xml("<seed:tool_call>", "</seed:tool_call>"),
+    "glm": _GLM,
+    "minimax": _MINIMAX,
 }
 """By family, as `gateway.parsing.families` names them."""
 

@@ -34,7 +34,7 @@ STOP_CHARS_MAX = 500
 """Bounds the text that is held back, and the automaton that looks for it."""
 STOP_IDS_MAX = 1024
 IDS_MAX = 1024
-"""Ids that are allowed or biased. With the largest grammar all of them fit into the header that takes them to a node."""
+"""Ids that are allowed or biased. With the largest grammar they all fit into the header that takes them to a node."""
 
 
 def read_sampling(body: Body) -> SamplingAsked:

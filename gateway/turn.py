@@ -160,11 +160,11 @@ def fit_answer(asked: AnswerAsked, *, prompt_tokens: int, context_len: int) -> i
         ApiError: 400 `context_length_exceeded` when prompt and answer do not fit together.
     """
     room = context_len - prompt_tokens
-    if room < (asked.max_tokens or 1):
+    if room < (1 if asked.max_tokens is None else asked.max_tokens):
         raise context_length_exceeded(
             context_len=context_len,
             prompt_tokens=prompt_tokens,
             max_tokens=asked.max_tokens,
             param=asked.max_tokens_param,
         )
-    return asked.max_tokens or room
+    return room if asked.max_tokens is None else asked.max_tokens

@@ -122,6 +122,11 @@ FORCED = {
     "command_r": '<|START_ACTION|>[\n    {"tool_name": "f", "parameters": {"a": 1}}\n]<|END_ACTION|>',
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
     '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</seed:tool_call>",
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
     "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
 }
 
@@ -144,6 +149,47 @@ def test_a_forced_call_is_one_that_the_familys_own_parser_reads(
     )
     events = parser.push(text) + parser.finish()
     assert [event.name for event in events if isinstance(event, ToolCallBegin)] == ["f"]
+
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "unit": {"enum": ["mm", "cm"]},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
+    },
+    "required": ["text"],
+    "$defs": {"tag": {"type": "string"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("<parameter=text>\na\n<b> c\n</parameter>\n", "accepted"),
+        ("<parameter=text>\na\n</parameter>\n<parameter=unit>\ncm\n</parameter>\n", "accepted"),
+        ('<parameter=text>\na\n</parameter>\n<parameter=tags>\n["x", "y"]\n</parameter>\n', "accepted"),
+        ("<parameter=text>\na\n</parameter>\n<parameter=unit>\nkm\n</parameter>\n", "refused"),
+        ("<parameter=text>\na\n</parameter>\n<parameter=tags>\n[1]\n</parameter>\n", "refused"),
+        ("<parameter=unit>\ncm\n</parameter>\n", "refused"),
+        ("", "refused"),
+    ],
+)
+def test_arguments_that_are_written_one_by_one_follow_their_schemas(
+    tokenizer: ChatTokenizer, verdict: Verdict, arguments: str, expected: str
+):
+    """Text is free up to its end, everything else is JSON of its own schema, and what is required is there."""
+    tool = Tool(name="f", parameters=ARGUMENTS, strict=True, definition={})
+    tools = ToolsAsked(tools=(tool,), mode="required")
+    grammar = answer_grammar(FREE, tools, shape(tokenizer, "qwen3_xml"))
+    assert verdict(grammar, f"<tool_call>\n<function=f>\n{arguments}</function>\n</tool_call>") == expected
+
+
+def test_an_argument_whose_name_its_format_cannot_write_is_a_400(tokenizer: ChatTokenizer):
+    """It could not be read back."""
+    tool = Tool(name="f", parameters={"properties": {"a>b": {}}}, strict=True, definition={})
+    with pytest.raises(ApiError, match="a>b"):
+        answer_grammar(FREE, ToolsAsked(tools=(tool,), mode="required"), shape(tokenizer, "qwen3_xml"))
 
 
 def test_several_calls_may_be_forced_unless_the_caller_wants_one(tokenizer: ChatTokenizer, verdict: Verdict):
