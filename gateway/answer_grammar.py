@@ -104,9 +104,7 @@ def _free(offered: tuple[Tool, ...], shape: AnswerShape, tools: ToolsAsked) -> s
     form = shape.calls
     if form is None or not form.opener:
         if tools.allowed:
-            raise unsupported(
-                "tool_choice", "calls cannot be limited to some tools in this model's format of calls"
-            )
+            raise unsupported("tool_choice", "calls cannot be limited to some tools in this model's format of calls")
         return ""
     writer = GrammarWriter(shape.token_id)
     calls = [*writer.until(form.opener), *write_opened_calls(writer, form, offered, many=tools.parallel)]
