@@ -25,7 +25,7 @@ from gateway.openai_errors import ApiError, invalid_value
 from shared.fields import GRAMMAR_CHARS_MAX
 
 INDENT_CHARS_MAX = 16
-WHITESPACE = rf"( |\n[ \t]{{0,{INDENT_CHARS_MAX}}})?"
+WHITESPACE = rf"( |\n[ \t]{{0,{INDENT_CHARS_MAX}}})"
 REASON_CHARS_MAX = 300
 """How much of llguidance's reason is repeated: it quotes the grammar."""
 COMPILED_MAX = 64
