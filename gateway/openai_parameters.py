@@ -8,7 +8,7 @@ docs/api.md is written from these tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gateway.openai_errors import invalid_type, invalid_value, unsupported
@@ -195,6 +195,16 @@ STREAM_OPTIONS_REFUSED: dict[str, Refused] = {
 
 
 def check_parameters(body: Mapping[str, object]) -> tuple[str, ...]:
+    """As `check_against`, for a chat completion."""
+    return check_against(body, HONOURED, HARMLESS, REFUSED)
+
+
+def check_against(
+    body: Mapping[str, object],
+    honoured: Collection[str],
+    harmless: Mapping[str, Harmless],
+    refused: Mapping[str, Refused],
+) -> tuple[str, ...]:
     """Check what is not honoured, and return the names that are not known at all.
 
     Unknown names are accepted, as other servers do: they are some client's own and ask nothing of ours.
@@ -204,12 +214,12 @@ def check_parameters(body: Mapping[str, object]) -> tuple[str, ...]:
     """
     unknown = []
     for name, value in body.items():
-        if name in HONOURED:
+        if name in honoured:
             continue
-        if name in REFUSED:
-            refuse_unless_neutral(name, value, REFUSED[name])
-        elif name in HARMLESS:
-            _check_harmless(name, value)
+        if name in refused:
+            refuse_unless_neutral(name, value, refused[name])
+        elif name in harmless:
+            _check_harmless(name, value, harmless[name])
         else:
             unknown.append(name)
     return tuple(unknown)
@@ -230,8 +240,7 @@ def _same(value: object, neutral: object) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
-def _check_harmless(name: str, value: object) -> None:
-    harmless = HARMLESS[name]
+def _check_harmless(name: str, value: object, harmless: Harmless) -> None:
     if value is not None and type(value) not in harmless.types:
         raise invalid_type(name, harmless.expected, value)
     if name == "metadata" and isinstance(value, dict):

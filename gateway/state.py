@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from gateway.generation_request import GenerationRequest
 from gateway.openai_errors import model_not_found
@@ -24,11 +24,19 @@ SEED_BITS = 53
 """What a seed may be on the wire (`shared.messages.COUNT_MAX`)."""
 
 
+Pooling = Literal["mean", "last"]
+"""How a prompt's hidden states become one vector: their mean, or that of the last token."""
+
+
 class TokenSource(Protocol):
     """What generates: `gateway.generation.Generator`, or a script in tests."""
 
     def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[TokenStream]:
         """Entering waits for admission; iterating yields tokens; leaving ends the work on every node."""
+        ...
+
+    async def embed(self, prompt_ids: tuple[int, ...], *, pooling: Pooling, request_id: str) -> tuple[float, ...]:
+        """The model's last hidden states of a prompt, pooled: `hidden_size` numbers. Cancelling ends the work."""
         ...
 
 

@@ -91,6 +91,7 @@ class ChatTokenizer:
         self._bytes_per_token = {is_ascii: bytes_per_token_max(whole, is_ascii=is_ascii) for is_ascii in (False, True)}
         self._pool = EncodePool()
         self.has_template = bool(template)
+        self.ids_end = max(self._backend.get_vocab().values()) + 1
         self._knows_developer = "developer" in json.dumps(template)
         state = self._backend.decoder.__getstate__() if self._backend.decoder else b"null"
         piece = piece_function(json.loads(state))
@@ -122,23 +123,57 @@ class ChatTokenizer:
             if is_marked:
                 conversation = mark_control_tokens(conversation, self._control_pattern)
             text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
-            self._check_size(CONTROL_TOKEN_MARKS.sub("", text) if is_marked else text)
+            self.check_size(CONTROL_TOKEN_MARKS.sub("", text) if is_marked else text)
             return tuple(encode_marked_chat(self._tokenizer, text)) if is_marked else self.encode_text(text)
         except _TEMPLATE_FAULTS as error:
             message = f"The model's chat template does not take these messages: {error}"
             raise ApiError(400, message, param="messages", code="invalid_messages") from error
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        """Tokenize as it stands: control tokens are recognized, and none is added.
+    async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
+        """Tokenize each as it stands, control tokens that it spells recognized; long ones in a thread.
+
+        Args:
+            texts: Of any length; `check_size` tells of those that cannot fit the window.
+            add_special_tokens: Add what the tokenizer itself puts around a text, for example a begin-of-text token.
+
+        Raises:
+            ApiError: 429 when too many long prompts are being read already.
+        """
+
+        def encode() -> list[tuple[int, ...]]:
+            return [self.encode_text(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        if sum(map(len, texts)) <= INLINE_CHARS_MAX:
+            return encode()
+        return await self._pool.run(encode)
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Tokenize as it stands: control tokens are recognized, and none is added unless asked for.
 
         Other threads go on meanwhile: `encode_batch_fast` releases the interpreter, as `encode` does not.
         """
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of these ids, special tokens skipped."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of these ids."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own spelling of these ids, of which each must be below `ids_end`."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in ids]
+
+    def description(self) -> dict[str, str | None]:
+        """Special tokens and chat template, for callers that render prompts themselves."""
+        tokenizer = self._tokenizer
+        template = tokenizer.chat_template
+        return {
+            "eos_token": tokenizer.eos_token,
+            "bos_token": tokenizer.bos_token,
+            "pad_token": tokenizer.pad_token,
+            "unk_token": tokenizer.unk_token,
+            "chat_template": template if isinstance(template, str) or template is None else template.get("default"),
+        }
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """A fresh detokenizer for one answer to this prompt."""
@@ -151,7 +186,12 @@ class ChatTokenizer:
             return {**message, "role": "system"}
         return message
 
-    def _check_size(self, text: str) -> None:
+    def check_size(self, text: str) -> None:
+        """Let a text pass that may fit the window.
+
+        Raises:
+            PromptTooLong: It cannot, whatever its tokens are.
+        """
         least = tokens_min(text, self._bytes_per_token.__getitem__)
         if least >= self.context_len:
             raise PromptTooLong(least)
