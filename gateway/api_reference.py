@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.openai_parameters import HARMLESS, HONOURED, REFUSED, STREAM_OPTIONS_REFUSED, Refused
+from gateway.openai_parameters import HARMLESS, HONOURED, REFUSED, STREAM_OPTIONS_REFUSED
+from gateway.parameter_table import Refused
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 BEGIN = "<!-- tables: written by `python -m gateway.api_reference` -->\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.json_fields import read_boolean, read_model
 from gateway.openai_errors import invalid_type, invalid_value, missing
+from gateway.openai_fields import read_boolean
 from gateway.openai_messages import ChatMessage, read_messages
-from gateway.openai_schema import decode_object
+from gateway.openai_schema import decode_object, read_model
 from gateway.state import ANY_MODEL
 
 

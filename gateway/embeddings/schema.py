@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.embeddings.vectors import EncodingFormat
-from gateway.json_fields import read_boolean, read_model, read_one_of
-from gateway.openai_parameters import Harmless, Refused, check_against
-from gateway.openai_schema import decode_object
+from gateway.openai_fields import read_boolean, read_word
+from gateway.openai_schema import decode_object, read_model
+from gateway.parameter_table import Harmless, ParameterTable, Refused
 from gateway.state import Pooling
 from gateway.text_input import TextInput, read_text_inputs
 
@@ -32,6 +32,7 @@ REFUSED: dict[str, Refused] = {
     "truncate_prompt_tokens": Refused("an input is never shortened", (0,)),
     "messages": Refused("send text as input"),
 }
+EMBEDDINGS = ParameterTable(HONOURED, HARMLESS, REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,12 @@ def read_embeddings_request(data: bytes) -> EmbeddingsRequest:
         ApiError: 400 that names the parameter at fault.
     """
     body = decode_object(data)
-    unknown = check_against(body, HONOURED, HARMLESS, REFUSED)
+    unknown = EMBEDDINGS.check(body)
     return EmbeddingsRequest(
         model=read_model(body),
         inputs=read_text_inputs(body.get("input"), "input", items_max=INPUTS_MAX),
-        encoding_format=cast("EncodingFormat", read_one_of(body, "encoding_format", ("float", "base64"))),
-        pooling=cast("Pooling", read_one_of(body, "pooling", ("mean", "last"))),
+        encoding_format=cast("EncodingFormat", read_word(body, "encoding_format", ("float", "base64"))),
+        pooling=cast("Pooling", read_word(body, "pooling", ("mean", "last"))),
         normalize=read_boolean(body, "normalize", default=True),
         add_special_tokens=read_boolean(body, "add_special_tokens", default=True),
         unknown=unknown,

@@ -1,1 +1,1 @@
-"""What a model's output means: content, reasoning, tool calls."""
+"""Incremental parsers of model output: text in, content, reasoning and tool calls out."""

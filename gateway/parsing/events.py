@@ -1,32 +1,30 @@
-"""What a parser makes of a model's text."""
-
-from __future__ import annotations
+"""What a parser says about the text it was given, in the order the model wrote it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text that the model says to its user."""
+    """Text of the answer itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model says to itself."""
+    """Text the model wrote before, or between, parts of its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegin:
-    """A call begins.
+    """A tool call starts; its arguments follow as `ToolCallArguments` of the same index.
 
-    Args:
-        index: Of the call within the answer, from 0.
-        name: The function's.
-        call_id: Where the model's own format gives one.
+    Attributes:
+        index: Which call of the answer, counted from 0.
+        name: The tool's name as the model wrote it; it need not be one that was offered.
+        call_id: The id the model gave, where its format has one and it came before the arguments.
     """
 
     index: int
@@ -36,7 +34,11 @@ class ToolCallBegin:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments; all of them joined are the text of a JSON object."""
+    """More of a call's arguments.
+
+    The texts of one index, joined, are a JSON object exactly when the model finished the call: the
+    last brace is given only then.
+    """
 
     index: int
     text: str

@@ -1,6 +1,4 @@
-"""The interface of parsers, and the one that finds nothing."""
-
-from __future__ import annotations
+"""The interface of every parser of model output."""
 
 from typing import Protocol
 
@@ -8,18 +6,25 @@ from gateway.parsing.events import Content, Event
 
 
 class OutputParser(Protocol):
-    """Reads one answer's text as it comes, in whatever pieces."""
+    """Turns the text of one answer into events, however the text is cut into pieces.
 
-    special_tokens: frozenset[str]
-    """Special tokens whose text the parser needs to see; all others are stripped before."""
+    Joined over all calls, the events depend on the whole text only. A parser never raises for what a
+    model wrote, and holds back only what it cannot yet tell apart.
+    """
+
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """Special tokens whose text must reach `push`; the caller leaves out all others."""
 
     def push(self, text: str) -> list[Event]:
-        """Take the next text, which may end within a marker, and return what is certain now."""
-        ...
+        """Take more of the answer's text, any number of characters, and return what it settled."""
 
     def finish(self) -> list[Event]:
-        """The text has ended: return what was held back."""
-        ...
+        """Return what was held back. Call once, at the end; `push` must not follow.
+
+        A call the model did not finish keeps the arguments given so far, which are then no complete
+        JSON object; one that was cut off before its name was known is left out.
+        """
 
 
 class PlainParser:

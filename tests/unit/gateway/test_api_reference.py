@@ -8,8 +8,8 @@ from pathlib import Path
 from gateway.api_reference import PAGE, updated
 from gateway.app import create_app
 from gateway.openai_messages import MESSAGES_MAX
-from gateway.openai_schema import STOP_CHARS_MAX, STOPS_MAX
 from gateway.request_body import BODY_READ_S
+from gateway.sampling_schema import STOP_CHARS_MAX, STOPS_MAX
 from gateway.state import BODY_BYTES_MAX, GatewayState, ServedModel
 from gateway.token_feed import FEED_TOKENS_MAX
 from gateway.tokenizer import load_tokenizer
