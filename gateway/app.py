@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.chat import create_chat_completion
+from gateway.api.completions import create_completion
 from gateway.api.embeddings import create_embeddings
 from gateway.api.health import healthz, post_ping, readyz
 from gateway.api.mesh import get_mesh
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 ROUTES: list[ControllerRouterHandler] = [
     create_chat_completion,
+    create_completion,
     create_embeddings,
     tokenize,
     detokenize,

@@ -159,6 +159,17 @@ class ChatTokenizer:
         """Text of these ids."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def spell(self, token_id: int) -> tuple[str, bytes]:
+        """A token's text, with U+FFFD where it is no whole character, and its own bytes; special tokens too."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return "", b""
+        if self._pieces is None or token in self._control_tokens:
+            text = self.decode([token_id], skip_special_tokens=False)
+            return text, text.encode()
+        data = self._pieces(token_id)
+        return data.decode("utf-8", "replace"), data
+
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of these ids, of which each must be below `ids_end`."""
         return [self._backend.id_to_token(token_id) or "" for token_id in ids]

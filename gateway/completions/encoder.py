@@ -7,7 +7,7 @@ ended; usage when asked for; `DONE`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.answer import Answer, Piece
@@ -127,7 +127,7 @@ class CompletionEncoder:
     def finish(self, choice: int, answer: Answer) -> bytes:
         """No text, and why the choice ended."""
         extra = {} if answer.stop_reason is None else {"stop_reason": answer.stop_reason}
-        return self._begin_choice(choice) + self._frame(choice, "", answer.finish_reason, **extra)
+        return self._begin_choice(choice) + self._frame(choice, "", answer.finish_reason, extra=extra)
 
     def end(self, usage: Usage) -> bytes:
         """Usage, only on request, and the end of the stream."""
@@ -189,11 +189,13 @@ class CompletionEncoder:
         if state.has_begun:
             return b""
         state.has_begun = True
-        extra = {"prompt_token_ids": self._prompt_of(number).ids} if self._options.token_ids else {}
+        extra: dict[str, object] = {}
+        if self._options.token_ids:
+            extra["prompt_token_ids"] = self._prompt_of(number).ids
         if not self._options.echo and not extra:
             return b""
         state.rows = list(self._echoed_rows(number)) if self._options.logprobs else []
-        return self._frame(number, self._prompt_of(number).text, **extra)
+        return self._frame(number, self._prompt_of(number).text, extra=extra)
 
     def _echoed_rows(self, number: int) -> list[LogprobRow]:
         """A prompt's rows; computed once for all of its choices."""
@@ -208,9 +210,12 @@ class CompletionEncoder:
     def _prompt_of(self, number: int) -> Prompt:
         return self._options.prompts[self._choices[number].prompt]
 
-    def _frame(self, number: int, text: str, reason: str | None = None, **extra: object) -> bytes:
+    def _frame(
+        self, number: int, text: str, reason: str | None = None, *, extra: Mapping[str, object] | None = None
+    ) -> bytes:
         state = self._choices[number]
-        choice: dict[str, object] = {"index": number, "text": text, "logprobs": None, "finish_reason": reason, **extra}
+        choice: dict[str, object] = {"index": number, "text": text, "logprobs": None, "finish_reason": reason}
+        choice |= extra or {}
         if state.rows:
             choice["logprobs"], state.rows = rows_json(state.rows), []
         if state.token_ids:

@@ -18,8 +18,8 @@ HONOURED: dict[str, str] = {
     "prompt": f"Required. A string, up to {PROMPTS_MAX} strings, token ids, or up to {PROMPTS_MAX} lists of token ids.",
     "max_tokens": f"Of each choice, from 0. Prompt and answer must fit the context. Default: {MAX_TOKENS}.",
     "n": f"1 to {CHOICES_MAX} choices for each prompt; choice `j` of prompt `i` has the index `i * n + j`.",
-    "best_of": f"At least `n`, at most {CHOICES_MAX}: generate so many, return the `n` likeliest per token, best first. "
-    "Not with `stream`.",
+    "best_of": f"At least `n`, at most {CHOICES_MAX}: generate so many and return the `n` likeliest "
+    "per token, best first. Not with `stream`.",
     "echo": "Each choice's text begins with its prompt.",
     "logprobs": f"0 to {TOP_LOGPROBS_MAX} alternatives to each token, with `echo` of the prompt's tokens too.",
     "temperature": "0 to 2; 0 is greedy. Default: the model's generation config, else 1.",
@@ -43,7 +43,7 @@ HONOURED: dict[str, str] = {
     "include_stop_str_in_output": "Show the stop string. Also as `no_stop_trim`.",
     "no_stop_trim": "sglang's name of `include_stop_str_in_output`.",
     "skip_special_tokens": "`false` shows special tokens, those of an echoed prompt too.",
-    "add_special_tokens": "Default `true`: add to a text what the tokenizer adds to any, such as a begin-of-text token.",
+    "add_special_tokens": "Default `true`: add what the tokenizer adds to any text, such as a begin-of-text token.",
     "return_token_ids": "`prompt_token_ids` and `token_ids` of each choice.",
     "priority": "Of the wait for room: lower goes first.",
 }

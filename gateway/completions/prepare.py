@@ -6,7 +6,7 @@ All that can be refused is refused here, before anything is generated or sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.answer import Answer
 from gateway.answer_response import AnswerResponse
@@ -22,6 +22,8 @@ from gateway.request_record import RequestRecord
 from gateway.state import GatewayState
 from gateway.stop import StopMatcher
 from gateway.text_input import check_total, input_paths, input_too_long, tokenize_inputs
+from gateway.turn import sampling_params, wire_seed
+from shared.messages import SamplingParams
 
 CALL_TOKENS_MAX = 1_000_000
 """Of all prompts of a call; about what a body within its limit can hold."""
@@ -77,3 +79,92 @@ class PreparedCompletion:
             include_usage=asked.include_usage,
             continuous_usage=asked.continuous_usage,
         )
+
+
+async def prepare_completion(asked: CompletionRequest, gateway: GatewayState, *, request_id: str) -> PreparedCompletion:
+    """Make a call ready.
+
+    Args:
+        asked: The call.
+        gateway: The served model.
+        request_id: For logs.
+
+    Raises:
+        ApiError: 400 for prompts that do not fit or are none, and for parameters that do not suit the model; 429.
+    """
+    ids = await _prompt_ids(asked, gateway)
+    sampling = tuple(_choice_sampling(asked, gateway, choice) for choice in range(asked.best_of))
+    max_tokens = asked.answer.max_tokens or 0
+    scored = asked.answer.logprobs if asked.echo else None
+    generations = [
+        GenerationRequest(
+            prompt_ids=one,
+            choices=sampling,
+            max_tokens=max_tokens,
+            eos_ids=gateway.tokenizer.eos_ids,
+            request_id=request_id,
+            prompt_logprobs=scored,
+            priority=asked.priority,
+        )
+        for one in ids
+        if max_tokens or scored is not None
+    ]
+    answers = [_fresh_answer(asked, one, gateway) for one in ids for _ in range(asked.best_of)]
+    prompts = tuple(_echo(asked, one, gateway) for one in ids)
+    return PreparedCompletion(asked=asked, prompts=prompts, generations=generations, answers=answers)
+
+
+async def _prompt_ids(asked: CompletionRequest, gateway: GatewayState) -> list[tuple[int, ...]]:
+    """Prompts that fit, each with its answer.
+
+    Raises:
+        ApiError: 400, 429.
+    """
+    tokenizer = gateway.tokenizer
+    special = asked.add_special_tokens
+    ids = await tokenize_inputs(asked.prompts, tokenizer, "prompt", add_special_tokens=special)
+    for one, path in zip(ids, input_paths(asked.prompts, "prompt"), strict=True):
+        _check_fits(len(one), asked.answer.max_tokens or 0, tokenizer.context_len, path)
+    check_total(ids, "prompt", tokens_max=CALL_TOKENS_MAX)
+    return ids
+
+
+def _check_fits(prompt_tokens: int, max_tokens: int, context_len: int, path: str) -> None:
+    if prompt_tokens + max_tokens <= context_len:
+        return
+    if not max_tokens:
+        raise input_too_long(prompt_tokens, context_len, path)
+    raise context_length_exceeded(
+        context_len=context_len,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        param="max_tokens",
+        source=path,
+    )
+
+
+def _echo(asked: CompletionRequest, ids: tuple[int, ...], gateway: GatewayState) -> Prompt:
+    if not asked.echo:
+        return Prompt(ids)
+    return echoed_prompt(ids, gateway.tokenizer, with_offsets=asked.answer.logprobs is not None)
+
+
+def _choice_sampling(asked: CompletionRequest, gateway: GatewayState, choice: int) -> SamplingParams:
+    """How one choice is drawn; the best of several can only be told by their log-probabilities."""
+    params = sampling_params(asked.sampling, gateway)
+    logprobs = asked.answer.logprobs
+    if logprobs is None and asked.best_of > asked.answer.n:
+        logprobs = 0
+    return replace(params, seed=wire_seed(params.seed + choice), logprobs=logprobs)
+
+
+def _fresh_answer(asked: CompletionRequest, ids: Sequence[int], gateway: GatewayState) -> Answer:
+    return Answer(
+        gateway.tokenizer.detokenizer(ids),
+        PlainParser(),
+        StopMatcher(asked.answer.stop),
+        eos_ids=gateway.tokenizer.eos_ids,
+        max_tokens=asked.answer.max_tokens or 0,
+        min_tokens=asked.sampling.min_tokens,
+        spell=gateway.tokenizer.spell,
+    )

@@ -74,9 +74,7 @@ def read_completion_request(data: bytes) -> CompletionRequest:
         add_special_tokens=read_boolean(body, "add_special_tokens", default=True),
         stream=stream,
         include_usage=read_boolean(options, "include_usage", path="stream_options.include_usage"),
-        continuous_usage=read_boolean(
-            options, "continuous_usage_stats", path="stream_options.continuous_usage_stats"
-        ),
+        continuous_usage=read_boolean(options, "continuous_usage_stats", path="stream_options.continuous_usage_stats"),
         priority=read_integer(body, "priority", -PRIORITY_MAX, PRIORITY_MAX) or 0,
         unknown=unknown,
     )
