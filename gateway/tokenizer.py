@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import jinja2
 import structlog
@@ -43,6 +44,8 @@ _TEMPLATE_FAULTS = (
     RecursionError,
 )
 """What a template may raise over messages that it was not written for."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -143,9 +146,19 @@ class ChatTokenizer:
         def encode() -> list[tuple[int, ...]]:
             return [self.encode_text(text, add_special_tokens=add_special_tokens) for text in texts]
 
-        if sum(map(len, texts)) <= INLINE_CHARS_MAX:
-            return encode()
-        return await self._pool.run(encode)
+        return await self.run_long(encode, size=sum(map(len, texts)))
+
+    async def run_long(self, work: Callable[[], T], *, size: int) -> T:
+        """Run what takes time with a text's length: at once for a short one, else in a thread.
+
+        Args:
+            work: What to do; what it raises comes through.
+            size: About how many characters it is about.
+
+        Raises:
+            ApiError: 429 when too many long prompts are being read already.
+        """
+        return work() if size <= INLINE_CHARS_MAX else await self._pool.run(work)
 
     def encode_text(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Tokenize as it stands: control tokens are recognized, and none is added unless asked for.

@@ -9,9 +9,12 @@ from gateway.chat_request import TemplateAsked
 from gateway.openai_errors import json_bytes
 from gateway.request_body import read_json_body
 from gateway.state import GatewayState
-from gateway.text_input import check_ids, input_too_long
+from gateway.text_input import check_ids, check_total, input_too_long
 from gateway.tokenize_schema import TokenizeRequest, read_detokenize_request, read_tokenize_request
 from gateway.tokenizer import ChatTokenizer, PromptTooLong
+
+DETOKENIZE_TOKENS_MAX = 2**17
+"""Of one call, or as many as the context has: decoding these stops everything else for some 50 ms."""
 
 
 @post(["/tokenize", "/v1/tokenize"], status_code=200)
@@ -38,6 +41,7 @@ async def detokenize(request: Request[None, None, State]) -> Response[bytes]:
     data = await read_json_body(request.receive, request.headers, bytes_max=gateway.body_bytes_max)
     asked = read_detokenize_request(data)
     gateway.model.check(asked.model)
+    check_total([asked.tokens], "tokens", tokens_max=max(DETOKENIZE_TOKENS_MAX, gateway.tokenizer.context_len))
     check_ids(asked.tokens, gateway.tokenizer, "tokens")
     text = gateway.tokenizer.decode(asked.tokens, skip_special_tokens=False)
     return Response(json_bytes({"prompt": text}), media_type="application/json")

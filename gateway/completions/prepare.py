@@ -16,7 +16,7 @@ from gateway.completions.encoder import CompletionEncoder, CompletionOptions
 from gateway.completions.prompt_streams import PromptStreams
 from gateway.completions.schema import CompletionRequest
 from gateway.generation_request import GenerationRequest
-from gateway.openai_errors import context_length_exceeded
+from gateway.openai_errors import context_length_exceeded, invalid_value
 from gateway.parsing.parser import PlainParser
 from gateway.request_record import RequestRecord
 from gateway.state import GatewayState
@@ -25,8 +25,10 @@ from gateway.text_input import check_total, input_paths, input_too_long, tokeniz
 from gateway.turn import sampling_params, wire_seed
 from shared.messages import SamplingParams
 
-CALL_TOKENS_MAX = 1_000_000
-"""Of all prompts of a call; about what a body within its limit can hold."""
+CALL_TOKENS_MAX = 2**17
+"""Of all prompts of a call, or as many as the context has: all are held at once, with an echo more than once."""
+CALL_LOGPROBS_MAX = 4_000_000
+"""Of a whole call, alternatives included: each takes some 100 bytes of memory and 30 of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ async def prepare_completion(asked: CompletionRequest, gateway: GatewayState, *,
         if max_tokens or scored is not None
     ]
     answers = [_fresh_answer(asked, one, gateway) for one in ids for _ in range(asked.best_of)]
-    prompts = tuple(_echo(asked, one, gateway) for one in ids)
+    prompts = await _prompts(asked, ids, gateway)
     return PreparedCompletion(asked=asked, prompts=prompts, generations=generations, answers=answers)
 
 
@@ -125,7 +127,8 @@ async def _prompt_ids(asked: CompletionRequest, gateway: GatewayState) -> list[t
     ids = await tokenize_inputs(asked.prompts, tokenizer, "prompt", add_special_tokens=special)
     for one, path in zip(ids, input_paths(asked.prompts, "prompt"), strict=True):
         _check_fits(len(one), asked.answer.max_tokens or 0, tokenizer.context_len, path)
-    check_total(ids, "prompt", tokens_max=CALL_TOKENS_MAX)
+    check_total(ids, "prompt", tokens_max=max(CALL_TOKENS_MAX, tokenizer.context_len))
+    _check_logprobs(asked, sum(map(len, ids)))
     return ids
 
 
@@ -143,10 +146,38 @@ def _check_fits(prompt_tokens: int, max_tokens: int, context_len: int, path: str
     )
 
 
-def _echo(asked: CompletionRequest, ids: tuple[int, ...], gateway: GatewayState) -> Prompt:
+async def _prompts(
+    asked: CompletionRequest, ids: Sequence[tuple[int, ...]], gateway: GatewayState
+) -> tuple[Prompt, ...]:
+    """With what an echo shows; a long one takes as long as tokenizing does.
+
+    Raises:
+        ApiError: 429.
+    """
     if not asked.echo:
-        return Prompt(ids)
-    return echoed_prompt(ids, gateway.tokenizer, with_offsets=asked.answer.logprobs is not None)
+        return tuple(map(Prompt, ids))
+    with_offsets = asked.answer.logprobs is not None
+
+    def echo_all() -> tuple[Prompt, ...]:
+        return tuple(echoed_prompt(one, gateway.tokenizer, with_offsets=with_offsets) for one in ids)
+
+    return await gateway.tokenizer.run_long(echo_all, size=sum(map(len, ids)))
+
+
+def _check_logprobs(asked: CompletionRequest, prompt_tokens: int) -> None:
+    """Let a call pass whose log-probabilities are not too many.
+
+    Raises:
+        ApiError: 400.
+    """
+    if asked.answer.logprobs is None:
+        return
+    generated = len(asked.prompts) * (asked.answer.max_tokens or 0)
+    tokens = (generated + (prompt_tokens if asked.echo else 0)) * asked.best_of
+    total = tokens * (asked.answer.logprobs + 1)
+    if total > CALL_LOGPROBS_MAX:
+        got = f"{total} of {tokens} tokens with {asked.answer.logprobs} alternatives each"
+        raise invalid_value("logprobs", f"at most {CALL_LOGPROBS_MAX} log-probabilities in one call, got {got}")
 
 
 def _choice_sampling(asked: CompletionRequest, gateway: GatewayState, choice: int) -> SamplingParams:

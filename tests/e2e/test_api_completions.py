@@ -21,6 +21,7 @@ from tests.support.text_tokenizers import CONTEXT_LEN, build_byte_level
 
 TEXT = "Hell\u00f6 \u4f60\u597d, \U0001f600\u2028 the mesh.\n"
 NOTICED_S = 1.0
+INVALID = "invalid_value"
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +311,8 @@ def test_token_ids_on_request(api: ApiServer):
         ({"prompt": "a", "max_tokens": -1}, "max_tokens", "invalid_value"),
         ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "invalid_type"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_value"),
+        ({"prompt": ["a"] * 8, "n": 128, "max_tokens": 250, "logprobs": 20}, "logprobs", "invalid_value"),
+        ({"prompt": [[5] * 250] * 256, "n": 4, "echo": True, "logprobs": 20, "max_tokens": 0}, "logprobs", INVALID),
         ({"prompt": "a", "logprobs": True}, "logprobs", "invalid_type"),
         ({"prompt": "a", "n": 0}, "n", "invalid_value"),
         ({"prompt": "a", "n": 129}, "n", "invalid_value"),

@@ -117,6 +117,8 @@ def test_an_empty_text_has_no_tokens(api: ApiServer):
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": "a"}, "tokens", "invalid_type"),
         ("/detokenize", {"tokens": [1, "a"]}, "tokens[1]", "invalid_type"),
+        ("/detokenize", {"tokens": [5] * 150_000}, "tokens", "invalid_value"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens", "invalid_value"),
         ("/detokenize", {"tokens": [99999]}, "tokens[0]", "invalid_value"),
     ],
 )

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 from gateway.api.embeddings import EMBEDDING_TOKENS_MAX
+from gateway.api.tokenize import DETOKENIZE_TOKENS_MAX
 from gateway.api_reference import PAGE, updated
 from gateway.app import create_app
 from gateway.completions.parameters import PROMPTS_MAX
-from gateway.completions.prepare import CALL_TOKENS_MAX
+from gateway.completions.prepare import CALL_LOGPROBS_MAX, CALL_TOKENS_MAX
 from gateway.completions.prompt_streams import PROMPTS_AT_ONCE
 from gateway.completions.schema import CALL_CHOICES_MAX
 from gateway.embeddings.embed import EMBEDS_AT_ONCE
@@ -56,7 +57,10 @@ def test_the_limits_are_those_of_the_code():
     assert f"| messages | {MESSAGES_MAX:,} |" in TEXT
     assert f"| stop strings | {STOPS_MAX} of {STOP_CHARS_MAX} characters |" in TEXT
     assert f"| time for a body to arrive | {BODY_READ_S:g} s |" in TEXT
-    prompts = f"{PROMPTS_MAX}, with {CALL_TOKENS_MAX:,} tokens and {CALL_CHOICES_MAX:,} choices"
+    tokens = f"{CALL_TOKENS_MAX:,} tokens (or as many as the context has)"
+    prompts = f"{PROMPTS_MAX}, with {tokens} and {CALL_CHOICES_MAX:,} choices"
+    assert f"| {CALL_LOGPROBS_MAX:,}, alternatives included |" in TEXT
+    assert f"| {DETOKENIZE_TOKENS_MAX:,}, or as many as the context has |" in TEXT
     assert f"| {prompts}; {PROMPTS_AT_ONCE} at once |" in TEXT
     assert f"| {INPUTS_MAX:,}, with {EMBEDDING_TOKENS_MAX:,} tokens; {EMBEDS_AT_ONCE} at once |" in TEXT
     assert f"| {FEED_TOKENS_MAX}, and what the sockets hold |" in TEXT
