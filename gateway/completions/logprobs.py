@@ -14,6 +14,9 @@ from gateway.detokenizer import Detokenizer
 from gateway.generation_request import PromptScores
 from gateway.logprobs import LogprobEntry, Spell, logprob_entry
 
+LOGPROB_MIN = -9999.0
+"""Stands for minus infinity, which JSON does not have; as in vLLM."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:
@@ -56,8 +59,9 @@ def answer_row(entry: LogprobEntry, offset: int) -> LogprobRow:
     top: dict[str, float] = {}
     for spelled in (entry.token, *entry.top):
         text = token_text(spelled.text, spelled.data)
-        top[text] = max(spelled.logprob, top.get(text, spelled.logprob))  # two tokens may read the same
-    return LogprobRow(token_text(entry.token.text, entry.token.data), entry.token.logprob, top, offset)
+        top[text] = max(spelled.logprob, top.get(text, LOGPROB_MIN))  # two tokens may read the same
+    logprob = max(entry.token.logprob, LOGPROB_MIN)
+    return LogprobRow(token_text(entry.token.text, entry.token.data), logprob, top, offset)
 
 
 def prompt_rows(ids: Sequence[int], offsets: Sequence[int], scores: PromptScores, spell: Spell) -> list[LogprobRow]:

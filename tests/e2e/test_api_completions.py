@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.generation_request import GenerationRequest, Token, TokenLogprobs
+from gateway.generation_request import GenerationRequest, PromptScores, Token, TokenLogprobs
 from shared.errors import MeshError
 from tests.support.api_server import MODEL, ApiServer, running_api
 from tests.support.completion_validator import ValidTextStream, validate_text_stream
 from tests.support.fleet import wait_until
 from tests.support.scripted_generator import FOR_EVER
 from tests.support.scripted_scores import greedy, logprobs_after, prompt_scores
-from tests.support.text_tokenizers import CONTEXT_LEN, build_byte_level
+from tests.support.text_tokenizers import CONTEXT_LEN, build_byte_level, build_metaspace, build_word_piece
 
 TEXT = "Hell\u00f6 \u4f60\u597d, \U0001f600\u2028 the mesh.\n"
 NOTICED_S = 1.0
@@ -401,6 +402,31 @@ def test_a_client_that_leaves_ends_all_prompts(api: ApiServer, streams: bool):
     wait_until(lambda: api.generator.active == 0, "the end of the work", NOTICED_S)
     assert set(api.generator.ends) == {"cancelled"}
     assert len(api.generator.requests) == 4
+
+
+@pytest.mark.parametrize("build", [build_byte_level, build_metaspace, build_word_piece])
+def test_random_tokens_give_the_same_in_both_modes(tmp_path: Path, build: Callable[[Path], Path]):
+    """Invalid UTF-8, special tokens, stop strings across borders: text, log-probabilities, ids and reasons agree."""
+    rng = random.Random(11)
+    with running_api(build(tmp_path)) as api:
+        for _ in range(15):
+            ids = [[rng.randrange(api.tokenizer.ids_end) for _ in range(30)] for _ in range(2)]
+            tokens = [
+                Token(token_id, choice, TokenLogprobs(-rng.random(), ((rng.randrange(5), -0.5),)))
+                for pair in zip(*ids, strict=True)
+                for choice, token_id in enumerate(pair)
+            ]
+            api.generator.script = lambda _request, tokens=tokens: tokens
+            api.generator.scores = lambda request: PromptScores([None, *[TokenLogprobs(-1.0)] * 4])
+            prompt = [rng.randrange(api.tokenizer.ids_end) for _ in range(5)]
+            stop = rng.sample(["e", "th", "a\n", " ", "mesh", "\ufffd"], 2)
+            body = {"prompt": prompt, "n": 2, "max_tokens": 30, "logprobs": 1, "echo": True, "stop": stop}
+            whole = choices(api, **body, return_token_ids=True)
+            streamed = stream(api, **body, return_token_ids=True)
+            for choice in whole:
+                found = streamed.choices[choice["index"]]
+                assert (found.text, found.finish_reason) == (choice["text"], choice["finish_reason"])
+                assert (found.logprobs, found.token_ids) == (choice["logprobs"], choice["token_ids"])
 
 
 class LmEval:

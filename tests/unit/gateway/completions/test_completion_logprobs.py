@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gateway.completions.logprobs import (
@@ -48,6 +50,12 @@ def test_of_two_tokens_that_read_the_same_the_likelier_counts():
     row = answer_row(logprob_entry(5, TokenLogprobs(-3.0, ((1, -1.0), (2, -2.0))), spell), 0)
     assert row.top == {"a": -1.0, "b": -2.0}
     assert row.logprob != max(row.top.values())
+
+
+def test_what_cannot_be_has_a_number_all_the_same():
+    """JSON has no infinity."""
+    row = answer_row(logprob_entry(1, TokenLogprobs(-math.inf, ((2, -0.5),)), spell), 0)
+    assert (row.logprob, row.top) == (-9999.0, {"a": -9999.0, "b": -0.5})
 
 
 def test_the_first_token_of_a_prompt_has_nulls():
