@@ -100,23 +100,25 @@ class ChatTokenizer:
         piece = piece_function(json.loads(state))
         self._pieces = None if piece is None else PieceTable(self._backend.id_to_token, piece, special_ids)
 
-    async def prompt_ids(self, messages: Sequence[ChatMessage], *, size: int) -> tuple[int, ...]:
+    async def prompt_ids(
+        self, messages: Sequence[ChatMessage], *, size: int, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
         """Render and tokenize; long prompts in a thread, so that no stream waits for them.
 
         Args:
             messages: As `read_messages` makes them.
             size: About how many characters they hold; decides where the work is done.
+            add_generation_prompt: Open the assistant's turn at the end.
 
         Raises:
             ApiError: 400 with the template's own words when it does not take these messages; 429 when too many
                 long prompts are being read already.
             PromptTooLong: Told from the prompt's size alone; a prompt that is tokenized may be too long as well.
         """
-        if size <= INLINE_CHARS_MAX:
-            return self.encode_chat(messages)
-        return await self._pool.run(partial(self.encode_chat, messages))
+        encode = partial(self.encode_chat, messages, add_generation_prompt=add_generation_prompt)
+        return await self.run_long(encode, size=size)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
         """As `prompt_ids`, in this thread."""
         if not self.has_template:
             raise ApiError(400, "This model has no chat template.", param="messages", code="no_chat_template")
@@ -125,7 +127,8 @@ class ChatTokenizer:
             is_marked = self._spells_control_token(conversation)
             if is_marked:
                 conversation = mark_control_tokens(conversation, self._control_pattern)
-            text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+            render = self._tokenizer.apply_chat_template
+            text = str(render(conversation, tokenize=False, add_generation_prompt=add_generation_prompt))
             self.check_size(CONTROL_TOKEN_MARKS.sub("", text) if is_marked else text)
             return tuple(encode_marked_chat(self._tokenizer, text)) if is_marked else self.encode_text(text)
         except _TEMPLATE_FAULTS as error:

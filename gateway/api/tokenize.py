@@ -5,7 +5,6 @@ from __future__ import annotations
 from litestar import Request, Response, get, post
 from litestar.datastructures import State
 
-from gateway.chat_request import TemplateAsked
 from gateway.openai_errors import json_bytes
 from gateway.request_body import read_json_body
 from gateway.state import GatewayState
@@ -58,8 +57,8 @@ async def _token_ids(asked: TokenizeRequest, tokenizer: ChatTokenizer, *, size: 
     if not asked.messages:
         (ids,) = await tokenizer.encode_texts([asked.text], add_special_tokens=asked.add_special_tokens)
         return ids
-    template = TemplateAsked(add_generation_prompt=asked.add_generation_prompt)
+    opened = asked.add_generation_prompt
     try:
-        return await tokenizer.prompt_ids(asked.messages, template, size=size)
+        return await tokenizer.prompt_ids(asked.messages, size=size, add_generation_prompt=opened)
     except PromptTooLong as error:
         raise input_too_long(error.tokens_min, tokenizer.context_len, "messages", at_least=True) from error

@@ -6,7 +6,7 @@ All that can be refused is refused here, before anything is generated or sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.answer import Answer
 from gateway.answer_response import AnswerResponse
@@ -14,6 +14,7 @@ from gateway.chat_encoder import CompletionIdentity
 from gateway.completions.echo import Prompt, echoed_prompt
 from gateway.completions.encoder import CompletionEncoder, CompletionOptions
 from gateway.completions.prompt_streams import PromptStreams
+from gateway.completions.sampling import choice_params, end_ids, for_prompt
 from gateway.completions.schema import CompletionRequest
 from gateway.generation_request import GenerationRequest
 from gateway.openai_errors import context_length_exceeded, invalid_value
@@ -22,8 +23,6 @@ from gateway.request_record import RequestRecord
 from gateway.state import GatewayState
 from gateway.stop import StopMatcher
 from gateway.text_input import check_total, input_paths, input_too_long, tokenize_inputs
-from gateway.turn import sampling_params, wire_seed
-from shared.messages import SamplingParams
 
 CALL_TOKENS_MAX = 2**17
 """Of all prompts of a call, or as many as the context has: all are held at once, with an echo more than once."""
@@ -95,22 +94,7 @@ async def prepare_completion(asked: CompletionRequest, gateway: GatewayState, *,
         ApiError: 400 for prompts that do not fit or are none, and for parameters that do not suit the model; 429.
     """
     ids = await _prompt_ids(asked, gateway)
-    sampling = tuple(_choice_sampling(asked, gateway, choice) for choice in range(asked.best_of))
-    max_tokens = asked.answer.max_tokens or 0
-    scored = asked.answer.logprobs if asked.echo else None
-    generations = [
-        GenerationRequest(
-            prompt_ids=one,
-            choices=sampling,
-            max_tokens=max_tokens,
-            eos_ids=gateway.tokenizer.eos_ids,
-            request_id=request_id,
-            prompt_logprobs=scored,
-            priority=asked.priority,
-        )
-        for one in ids
-        if max_tokens or scored is not None
-    ]
+    generations = _generations(asked, ids, gateway, request_id)
     answers = [_fresh_answer(asked, one, gateway) for one in ids for _ in range(asked.best_of)]
     prompts = await _prompts(asked, ids, gateway)
     return PreparedCompletion(asked=asked, prompts=prompts, generations=generations, answers=answers)
@@ -180,13 +164,30 @@ def _check_logprobs(asked: CompletionRequest, prompt_tokens: int) -> None:
         raise invalid_value("logprobs", f"at most {CALL_LOGPROBS_MAX} log-probabilities in one call, got {got}")
 
 
-def _choice_sampling(asked: CompletionRequest, gateway: GatewayState, choice: int) -> SamplingParams:
-    """How one choice is drawn; the best of several can only be told by their log-probabilities."""
-    params = sampling_params(asked.sampling, gateway)
+def _generations(
+    asked: CompletionRequest, ids: Sequence[tuple[int, ...]], gateway: GatewayState, request_id: str
+) -> list[GenerationRequest]:
+    """One for each prompt, or none where nothing is to be generated or scored."""
+    scored = asked.answer.logprobs if asked.echo else None
     logprobs = asked.answer.logprobs
     if logprobs is None and asked.best_of > asked.answer.n:
-        logprobs = 0
-    return replace(params, seed=wire_seed(params.seed + choice), logprobs=logprobs)
+        logprobs = 0  # the best of several can only be told by their log-probabilities
+    params = choice_params(asked.sampling, gateway, choices=asked.best_of, logprobs=logprobs)
+    max_tokens = asked.answer.max_tokens or 0
+    if not max_tokens and scored is None:
+        return []
+    return [
+        GenerationRequest(
+            prompt_ids=one,
+            choices=tuple(for_prompt(choice, len(one)) for choice in params),
+            max_tokens=max_tokens,
+            eos_ids=end_ids(asked.sampling, gateway.tokenizer),
+            request_id=request_id,
+            prompt_logprobs=scored,
+            priority=asked.priority,
+        )
+        for one in ids
+    ]
 
 
 def _fresh_answer(asked: CompletionRequest, ids: Sequence[int], gateway: GatewayState) -> Answer:
@@ -194,8 +195,9 @@ def _fresh_answer(asked: CompletionRequest, ids: Sequence[int], gateway: Gateway
         gateway.tokenizer.detokenizer(ids),
         PlainParser(),
         StopMatcher(asked.answer.stop),
-        eos_ids=gateway.tokenizer.eos_ids,
+        eos_ids=end_ids(asked.sampling, gateway.tokenizer),
         max_tokens=asked.answer.max_tokens or 0,
         min_tokens=asked.sampling.min_tokens,
+        stop_ids=asked.sampling.stop_token_ids,
         spell=gateway.tokenizer.spell,
     )

@@ -337,6 +337,16 @@ def test_what_is_wrong_is_named(api: ApiServer, body: dict[str, Any], param: str
     assert not api.generator.requests
 
 
+def test_tokens_that_end_an_answer_are_the_callers_to_choose(api: ApiServer):
+    """Beside the model's own, or without them."""
+    end = min(api.tokenizer.eos_ids)
+    api.generator.script = lambda _request: [70, end, 71, 72]
+    (choice,) = choices(api, prompt="a", ignore_eos=True, stop_token_ids=[71])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 71)
+    assert choice["text"] == api.tokenizer.decode([70])
+    assert "stop_reason" not in choices(api, prompt="a")[0]
+
+
 def test_what_asks_for_nothing_passes(api: ApiServer):
     """Clients send every field that they know."""
     api.answer_with("fine")
