@@ -1,7 +1,10 @@
 """Arguments that a model writes one by one, put together as one JSON object while they arrive."""
 
+from __future__ import annotations
+
 import json
 
+from gateway.parsing.json_text import escaped
 from gateway.parsing.source import Give
 from gateway.parsing.tool_schemas import NULLABLE_TEXT, TEXT, Types, argument_json
 
@@ -53,8 +56,3 @@ class ArgumentsWriter:
     def _be_text(self) -> None:
         kept, self._kept = self._kept or [], None
         self._give('"' + escaped("".join(kept)))
-
-
-def escaped(text: str) -> str:
-    """Return text as it stands between the quotes of a JSON string; pieces may be escaped one by one."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]

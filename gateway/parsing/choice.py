@@ -1,5 +1,7 @@
 """Which families a model is of, told by its chat template and the tokens its tokenizer adds."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 

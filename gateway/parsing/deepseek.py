@@ -1,5 +1,7 @@
 """The calls of DeepSeek V3, R1 and V3.1: sections of control tokens around JSON."""
 
+from __future__ import annotations
+
 import re
 
 from gateway.parsing.grammar import Grammar

@@ -1,5 +1,7 @@
 """What a parser says about the text it was given, in the order the model wrote it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 

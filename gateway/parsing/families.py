@@ -4,6 +4,8 @@ To add a family, add its name, a sentence, and how its parsers are made to `FAMI
 `gateway/parsing/choice.py` what in a chat template tells of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -123,7 +125,7 @@ def _tool_parser(family: Family, tools: Tools, *, whole_calls: bool) -> OutputPa
 
 def _harmony(tools: Tools, prompt_tail: str, whole_calls: bool) -> Grammar:
     _, start, prefix = prompt_tail.rpartition(START)
-    return HarmonyParser(tools, prefix=prefix if start else "", whole_calls=whole_calls)
+    return HarmonyParser(tools, prefix=prefix.removeprefix("assistant") if start else "", whole_calls=whole_calls)
 
 
 def _kimi_xtml(tools: Tools, prompt_tail: str, whole_calls: bool) -> Grammar:
@@ -136,8 +138,13 @@ def _json_family(description: str, form: JsonFormat) -> Family:
 
 FAMILIES: Mapping[str, Family] = {
     "hermes": _json_family(
-        "`<tool_call>{…}</tool_call>`: Hermes, Qwen2.5, Qwen3, Granite 4, and many others",
-        JsonFormat(("<tool_call>",), ("</tool_call>",), special_tokens=frozenset({"<tool_call>", "</tool_call>"})),
+        "`<tool_call>{…}</tool_call>`, and without the tags: Hermes, Qwen2.5, Qwen3, Granite 4, and many others",
+        JsonFormat(
+            ("<tool_call>",),
+            ("</tool_call>",),
+            is_bare=True,
+            special_tokens=frozenset({"<tool_call>", "</tool_call>"}),
+        ),
     ),
     "llama3_json": Family('`{"name": …, "parameters": …}`, perhaps behind `<|python_tag|>`: Llama 3', LlamaJsonCalls),
     "pythonic": Family("`[f(a=1), g()]`: Llama 4 and others", PythonicCalls),

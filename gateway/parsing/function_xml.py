@@ -1,9 +1,11 @@
 """Qwen3-Coder's calls, which look like XML, and those of families that took the format over."""
 
+from __future__ import annotations
+
 from gateway.parsing.arguments import ArgumentsWriter
 from gateway.parsing.grammar import Grammar, Tools
 from gateway.parsing.json_calls import NAME_CHARS_MAX
-from gateway.parsing.source import CutOff, Malformed, Markers, Parse
+from gateway.parsing.source import Malformed, Markers, Parse
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -77,11 +79,11 @@ class FunctionXmlCalls(Grammar):
     def _value(self, arguments: ArgumentsWriter) -> Parse[str]:
         """Read a value and its end; return the tag that came instead of an end of its own."""
         ends = Markers("\n" + PARAMETER_END, PARAMETER_END, "\n" + PARAMETER, "\n" + FUNCTION_END)
-        while end := (yield from self.source.until(ends, arguments.text)):
+        while True:
+            end = yield from self.source.up_to(ends, arguments.text)
             if end.endswith(PARAMETER_END):
-                if (yield from self.source.follows(PARAMETER, FUNCTION_END, self._closer)):
+                if (yield from self.source.follows(PARAMETER, FUNCTION_END, self._closer, end=True)):
                     return ""
             elif end.endswith(PARAMETER) or (yield from self.source.follows(self._closer, end=True)):
                 return end.removeprefix("\n")
             arguments.text(end)
-        raise CutOff

@@ -1,11 +1,13 @@
 """Gemma 4's calls: an object without quotes around keys, and with a token of their own around strings."""
 
+from __future__ import annotations
+
 import json
 
-from gateway.parsing.arguments import escaped
 from gateway.parsing.grammar import Grammar
 from gateway.parsing.json_calls import NAME_CHARS_MAX
-from gateway.parsing.source import CutOff, Malformed, Markers, Parse
+from gateway.parsing.json_text import escaped
+from gateway.parsing.source import Malformed, Markers, Parse
 from gateway.parsing.tool_schemas import ANY, TEXT, Types, argument_json
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -54,11 +56,13 @@ class GemmaCalls(Grammar):
     def _list(self, depth: int) -> Parse[None]:
         give = self.output.arguments
         give("[")
+        separator = ""
         while (yield from self._has_more("]")):
+            give(separator)
             yield from self._value(depth, ANY)
+            separator = ", "
             if not (yield from self._goes_on("]")):
                 break
-            give(", ")
         give("]")
 
     def _has_more(self, closer: str) -> Parse[bool]:
@@ -93,8 +97,7 @@ class GemmaCalls(Grammar):
 
     def _string(self) -> Parse[None]:
         self.output.arguments('"')
-        if not (yield from self.source.until(Markers(QUOTE), lambda text: self.output.arguments(escaped(text)))):
-            raise CutOff
+        yield from self.source.up_to(Markers(QUOTE), lambda text: self.output.arguments(escaped(text)))
         self.output.arguments('"')
 
     def _scalar(self, types: Types) -> Parse[None]:

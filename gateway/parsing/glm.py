@@ -1,9 +1,11 @@
 """GLM's calls: a name, then pairs of tags around keys and values, in two layouts that differ in newlines."""
 
+from __future__ import annotations
+
 from gateway.parsing.arguments import ArgumentsWriter
 from gateway.parsing.grammar import Grammar
 from gateway.parsing.json_calls import NAME_CHARS_MAX
-from gateway.parsing.source import CutOff, Malformed, Markers, Parse
+from gateway.parsing.source import Malformed, Markers, Parse
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -49,7 +51,8 @@ class GlmCalls(Grammar):
     def _value(self, arguments: ArgumentsWriter) -> Parse[str]:
         """Read a value and its end; return the call's end if that came instead."""
         ends = Markers(VALUE_END, CLOSE)
-        while end := (yield from self.source.until(ends, arguments.text)):
+        while True:
+            end = yield from self.source.up_to(ends, arguments.text)
             if end == VALUE_END:
                 arguments.close()
                 return ""
@@ -57,4 +60,3 @@ class GlmCalls(Grammar):
                 arguments.close()
                 return CLOSE
             arguments.text(end)
-        raise CutOff

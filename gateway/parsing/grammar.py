@@ -1,5 +1,7 @@
 """The parser that runs a grammar."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any

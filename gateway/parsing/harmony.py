@@ -1,5 +1,7 @@
 """gpt-oss's format, harmony: messages whose header says which channel they are on, and to whom they go."""
 
+from __future__ import annotations
+
 import re
 
 from gateway.parsing.grammar import Grammar, Tools
@@ -30,7 +32,7 @@ class HarmonyParser(Grammar):
 
     Args:
         tools: The tools offered.
-        prefix: What the prompt wrote of the message after its last `<|start|>`.
+        prefix: What the prompt wrote of the message after its last `<|start|>` and the role.
         whole_calls: See `Grammar`.
     """
 

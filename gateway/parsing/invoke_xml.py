@@ -1,12 +1,14 @@
 """Calls written as `invoke` and `parameter` elements: DeepSeek's DSML from V3.2 on, and MiniMax."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 
 from gateway.parsing.arguments import ArgumentsWriter
 from gateway.parsing.grammar import Grammar, Tools
 from gateway.parsing.json_calls import NAME_CHARS_MAX
-from gateway.parsing.source import CutOff, Malformed, Markers, Parse
+from gateway.parsing.source import Malformed, Markers, Parse
 from gateway.parsing.tool_schemas import ANY, TEXT, Types
 
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
@@ -82,8 +84,7 @@ class InvokeXmlCalls(Grammar):
             attributes, _ = yield from self._tag()
             key = attributes.get("name", "")
             arguments.open(key, self._types(name, key, attributes.get("string", "")))
-            if not (yield from self.source.until(self._value_end, arguments.text)):
-                raise CutOff
+            yield from self.source.up_to(self._value_end, arguments.text)
             arguments.close()
         arguments.end()
         self.output.end()

@@ -1,6 +1,9 @@
 """Families that write a call as a JSON object with a name and arguments, between markers of their own."""
 
+from __future__ import annotations
+
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +16,11 @@ NAMES = frozenset({"name", "tool_name"})
 ARGUMENTS = frozenset({"arguments", "parameters"})
 IDS = frozenset({"id", "tool_call_id"})
 OTHERS = frozenset({"type", "function"})  # other members a call may have
+FENCES = ("```json", "```")
+STRAY_CHARS_MAX = 16  # closing brackets too many behind a call, a common slip; more is text
 NAME_CHARS_MAX = 512  # OpenAI allows 64; a longer one is no name, and must not be held back
+
+_STRAY = re.compile(r"[\]}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +31,36 @@ class JsonFormat:
         openers: What comes before a call, or before a list of them; the list's bracket may be part of it.
         closers: What may come after.
         trim: Whether white space before an opener belongs to it.
+        is_bare: Whether models of the family also write calls without markers, alone or in a code fence.
         special_tokens: Those of the markers that are special tokens of the family's tokenizers.
     """
 
     openers: tuple[str, ...]
     closers: tuple[str, ...]
     trim: bool = True
+    is_bare: bool = False
     special_tokens: frozenset[str] = frozenset()
 
 
 class JsonCalls(Grammar):
-    """Content up to an opener, then objects or a list of them, then a closer, and so on."""
+    """Content up to an opener, then objects or a list of them, then a closer, and so on.
+
+    A call without markers counts only if it begins the answer and names a tool that was offered, for an
+    answer may be JSON as well.
+    """
 
     def __init__(self, form: JsonFormat, tools: Tools = (), *, whole_calls: bool = False) -> None:
         super().__init__(tools, whole_calls=whole_calls)
         self.special_tokens = form.special_tokens
         self._openers = Markers(*form.openers, trim=form.trim)
         self._closers = form.closers
+        self._is_bare = form.is_bare
         self._ends = Markers(*(form.closers or form.openers))
 
     def run(self) -> Parse[None]:
         """Read the whole text."""
+        if self._is_bare and (yield from self.source.follows("{", *FENCES)):
+            yield from self.attempt_bare(self._bare_calls(), self._ends)
         while opener := (yield from self.source.until(self._openers, self.output.content)):
             yield from self.attempt(self._calls(opener), opener, self._ends)
 
@@ -54,9 +70,20 @@ class JsonCalls(Grammar):
         while (yield from self.source.follows("{")):
             yield from self.source.skip_space()
             yield from call_object(self.source, self.output)
+        yield from self.source.word(_STRAY, STRAY_CHARS_MAX)
         if self._closers and (yield from self.source.follows(*self._closers)):
             yield from self.source.skip_space()
             yield from self.source.accept(*self._closers)
+
+    def _bare_calls(self) -> Parse[None]:
+        while (yield from self.source.follows("{", *FENCES)):
+            yield from self.source.skip_space()
+            fence = yield from self.source.accept(*FENCES)
+            yield from self.source.skip_space()
+            yield from call_object(self.source, self.output, is_name=self.tools.__contains__)
+            if fence:
+                yield from self.source.skip_space()
+                yield from self.source.expect(FENCES[-1])
 
 
 def call_or_list(source: Source, output: Output, *, is_list: bool = False) -> Parse[None]:

@@ -1,5 +1,7 @@
 """JSON read while it arrives: passed on as it is, and checked, so that what comes out is JSON."""
 
+from __future__ import annotations
+
 import json
 import re
 
@@ -39,6 +41,11 @@ def json_value(source: Source, give: Give) -> Parse[None]:
             closers.pop()
         if not (yield from _is_more(source, give, closers)):
             return
+
+
+def escaped(text: str) -> str:
+    """Return text as it stands between the quotes of a JSON string; pieces may be escaped one by one."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def short_json_string(source: Source, chars_max: int) -> Parse[str]:

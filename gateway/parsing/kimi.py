@@ -1,5 +1,7 @@
 """Kimi K2's calls: a section of control tokens; a call's id holds its name."""
 
+from __future__ import annotations
+
 import re
 
 from gateway.parsing.grammar import Grammar

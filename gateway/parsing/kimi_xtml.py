@@ -1,5 +1,7 @@
 """Kimi K3's format, XTML: elements of control tokens for reasoning, answer and calls."""
 
+from __future__ import annotations
+
 import html
 import re
 
@@ -7,7 +9,7 @@ from gateway.parsing.arguments import ArgumentsWriter
 from gateway.parsing.grammar import Grammar, Tools
 from gateway.parsing.json_calls import NAME_CHARS_MAX
 from gateway.parsing.json_text import json_value
-from gateway.parsing.source import CutOff, Malformed, Markers, Parse
+from gateway.parsing.source import Malformed, Markers, Parse
 from gateway.parsing.tool_schemas import ANY
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
@@ -99,8 +101,8 @@ class KimiXtmlParser(Grammar):
 
     def _value(self, arguments: ArgumentsWriter) -> Parse[None]:
         ends = Markers(closing("argument"))
-        while end := (yield from self.source.until(ends, arguments.text)):
-            if (yield from self.source.follows(OPEN, CLOSE)):
+        while True:
+            end = yield from self.source.up_to(ends, arguments.text)
+            if (yield from self.source.follows(OPEN, CLOSE, end=True)):
                 return
             arguments.text(end)
-        raise CutOff

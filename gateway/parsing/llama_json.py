@@ -1,5 +1,7 @@
 """Llama 3's calls: a bare JSON object at the beginning of the answer, or one behind `<|python_tag|>`."""
 
+from __future__ import annotations
+
 from gateway.parsing.grammar import Grammar
 from gateway.parsing.json_calls import call_object
 from gateway.parsing.output import Output

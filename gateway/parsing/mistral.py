@@ -1,5 +1,7 @@
 """Mistral's calls: a list of JSON objects, or name and arguments between control tokens."""
 
+from __future__ import annotations
+
 import re
 
 from gateway.parsing.grammar import Grammar

@@ -1,5 +1,7 @@
 """What a grammar found, gathered into events."""
 
+from __future__ import annotations
+
 from gateway.parsing.events import Content, Event, Reasoning, ToolCallArguments, ToolCallBegin
 from gateway.parsing.source import SPACE_CHARS_MAX, Source
 

@@ -1,5 +1,7 @@
 """The interface of every parser of model output."""
 
+from __future__ import annotations
+
 from typing import Protocol
 
 from gateway.parsing.events import Content, Event

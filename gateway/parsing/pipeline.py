@@ -1,5 +1,7 @@
 """Parsers made of parsers."""
 
+from __future__ import annotations
+
 from gateway.parsing.events import Content, Event
 from gateway.parsing.output import merged
 from gateway.parsing.parser import OutputParser

@@ -1,9 +1,11 @@
 """Python literals read while they arrive, and given as JSON."""
 
+from __future__ import annotations
+
 import json
 import re
 
-from gateway.parsing.arguments import escaped
+from gateway.parsing.json_text import escaped
 from gateway.parsing.source import CutOff, Give, Malformed, Parse, Source
 
 NESTING_MAX = 64
@@ -37,6 +39,19 @@ def python_value(source: Source, give: Give, depth: int = NESTING_MAX) -> Parse[
         yield from _container(source, give, char, depth - 1)
     else:
         give(_word((yield from source.word(_WORD_CHAR, WORD_CHARS_MAX))))
+
+
+def python_json(text: str) -> str:
+    """Return the JSON of a text that is one literal; an empty text if it is not."""
+    source, parts = Source(), list[str]()
+    source.feed(text)
+    source.end()
+    try:
+        for _ in python_value(source, parts.append):
+            pass
+    except (Malformed, CutOff):
+        return ""
+    return "" if source.rest().strip() else "".join(parts)
 
 
 def python_string(source: Source, give: Give) -> Parse[None]:

@@ -1,5 +1,7 @@
 """Calls written as Python: Llama 4's, and those of other families."""
 
+from __future__ import annotations
+
 import re
 
 from gateway.parsing.grammar import Grammar, Tools

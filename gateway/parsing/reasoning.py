@@ -1,5 +1,7 @@
 """Families that write their reasoning between two markers."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from gateway.parsing.grammar import Grammar

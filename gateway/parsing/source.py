@@ -6,6 +6,8 @@ finds cannot depend on that. Waiting is as short as possible: a read returns as 
 could change its result.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
@@ -179,11 +181,15 @@ class Source:
         self.take(length)
 
     def follows(self, *literals: str, end: bool = False) -> Parse[bool]:
-        """Say whether one of `literals`, or with `end` the end of the text, comes after white space; read nothing."""
+        """Say whether one of `literals` comes after white space; read nothing.
+
+        With `end`, so does the end of the text, and one of them that the end cuts.
+        """
         length = yield from self._space_length()
         if (yield from self.is_next(*literals, offset=length)):
             return True
-        return end and self._ended and self._pos + length == len(self._text)
+        rest = self._text[self._pos + length :]
+        return end and self._ended and any(literal.startswith(rest) for literal in literals)
 
     def word(self, char: re.Pattern[str], chars_max: int) -> Parse[str]:
         """Read the characters that match `char`, one by one; stop at the first other one, or the end of the text.
@@ -212,6 +218,19 @@ class Source:
                 return ""
             give(self.take(markers.undecided(self._text, self._pos) - self._pos))
             yield
+
+    def up_to(self, markers: Markers, give: Give) -> Parse[str]:
+        """As `until`, for a text that a marker must end.
+
+        Raises:
+            CutOff: None does. What may be the beginning of one was not given.
+        """
+        while markers.find(self._text, self._pos) is None:
+            give(self.take(markers.undecided(self._text, self._pos) - self._pos))
+            if self._ended:
+                raise CutOff
+            yield
+        return (yield from self.until(markers, give))
 
     def head(self, markers: Markers, chars_max: int) -> Parse[tuple[str, str]]:
         """Read short text up to a marker; return the text and the marker's literal.

@@ -1,11 +1,14 @@
 """What the offered tools' schemas say of their arguments, and the JSON of an argument written as plain text."""
 
-import ast
+from __future__ import annotations
+
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from gateway.parsing.python_literal import python_json
 
 Types = frozenset[str]
 TEXT: Types = frozenset({"string"})
@@ -13,7 +16,6 @@ NULLABLE_TEXT: Types = frozenset({"string", "null"})
 ANY: Types = frozenset({"null", "boolean", "number", "object", "array", "string"})
 
 SCHEMA_DEPTH_MAX = 16  # references may go in circles
-LITERAL_CHARS_MAX = 65536  # Python's own parser takes a literal; beyond this its memory is not worth the try
 
 _INTEGER = re.compile(r"[+-]?\d+(?:\.0+)?", re.ASCII)
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -84,17 +86,8 @@ def _container(text: str, types: Types) -> str:
     try:
         json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return _python_container(text)
+        return python_json(text)
     return text
-
-
-def _python_container(text: str) -> str:
-    if len(text) > LITERAL_CHARS_MAX:
-        return ""
-    try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return ""
 
 
 def _refuse_constant(name: str) -> float:

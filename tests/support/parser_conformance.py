@@ -1,4 +1,6 @@
-"""Replays the fixtures of `canitoolcall` through our parsers, cut into pieces in several ways, and judges them."""
+"""Replays the fixtures of `canitoolcall` through our parsers, cut in several ways, and judges what comes out."""
+
+from __future__ import annotations
 
 import functools
 import random
@@ -13,6 +15,7 @@ from canitoolcall.results import Observation, ParseResult, Status, StreamAccumul
 
 from gateway.parsing.events import Content, Event, Reasoning, ToolCallArguments, ToolCallBegin
 from gateway.parsing.families import create_parser
+from tests.support.parser_events import random_pieces
 
 FAMILIES_OF: dict[str, tuple[str, str | None]] = {
     "deepseek-ai/DeepSeek-V3-0324": ("deepseek_v3", None),
@@ -72,7 +75,7 @@ def cuts_of(text: str) -> Iterator[tuple[str, list[str]]]:
     yield "whole", [text]
     yield "characters", list(text)
     for seed in CHUNK_SEEDS:
-        yield f"random {seed}", _random_pieces(text, random.Random(seed))
+        yield f"random {seed}", random_pieces(text, random.Random(seed))
 
 
 def parse(fixture: Fixture, pieces: list[str], *, whole_calls: bool) -> ParseResult:
@@ -105,15 +108,6 @@ def judge(fixture: Fixture, *, whole_calls: bool) -> Case:
 def judge_all(*, whole_calls: bool) -> tuple[Case, ...]:
     """Judge every fixture of the installed suite."""
     return tuple(judge(fixture, whole_calls=whole_calls) for fixture in load_fixtures())
-
-
-def _random_pieces(text: str, rng: random.Random) -> list[str]:
-    pieces = []
-    while text:
-        size = rng.randint(1, 16)
-        pieces.append(text[:size])
-        text = text[size:]
-    return pieces
 
 
 def _gather(seen: StreamAccumulator, events: list[Event]) -> None:
