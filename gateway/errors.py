@@ -10,7 +10,11 @@ class NotReady(MeshError):
 
 
 class AdmissionRefused(MeshError):
-    """The mesh has no room: `queue_full`, `queue_timeout`, or `session_too_large` for what can never fit.
+    """The mesh does not take the request, and nothing of it has run.
+
+    `queue_full` and `queue_timeout`: it has no room now. `session_too_large`: it never has room for so much.
+    `context_too_long`: no route takes so many positions. `sampling_unsupported`: no last hop does all that is asked
+    for; `unsupported` in `fields` names what.
 
     Args:
         code: One of the above.
@@ -25,9 +29,10 @@ class AdmissionRefused(MeshError):
 
 
 class GenerationFailed(MeshError):
-    """A generation that had begun cannot go on.
+    """A generation that had begun cannot go on, and with it the other choices of its request.
 
     `node_lost`: no node came back for a range in time. `no_progress`: replay upon replay got no answer.
-    `payload_too_large`: a step that no frame can hold. Anything else is the code with which a node kept
+    `payload_too_large`: a step that no frame can hold. `no_route` and the codes of `AdmissionRefused`: the choices
+    that were left when some had begun found no places. Anything else is the code with which a node kept
     refusing the step, for example ``bad_step`` or ``out_of_memory``.
     """

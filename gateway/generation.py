@@ -2,150 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-
-import structlog
+from dataclasses import dataclass
 
 from gateway.admission import Admission, Admitted, Demand
+from gateway.admission_queue import AdmissionQueue
+from gateway.choice import ChoiceStream
+from gateway.choice_maker import ChoiceMaker
+from gateway.embedding import EmbeddingPool
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
-from gateway.generation_request import GenerationRequest, PromptScores, Token
+from gateway.figures import Figures, Totals
+from gateway.generation_request import GenerationRequest
+from gateway.generation_settings import GenerationSettings
 from gateway.journal import Journal
+from gateway.lifecycle import Lifecycle, Outcome
+from gateway.many_choices import ManyChoices
 from gateway.mesh import Mesh
-from gateway.passes import EncodeText, next_ids
-from gateway.registry import NoRoute, find_route
-from gateway.relay import Figures, Generation
-from gateway.session import create_session
-from gateway.waiting import wait_first
+from gateway.needs import needs_of
+from gateway.one_choice import OneChoice
+from gateway.passes import EncodeText, prefill
+from gateway.probe import Probe
+from gateway.prompt_scores import PromptScorer
+from gateway.registry import longest_context
+from gateway.session import Session, create_session
 from shared.clock import Clock, SystemClock
-from shared.messages import Cancel, Release
+from shared.messages import Pooling, SamplingParams
 
 SESSION_ID_BYTES = 12
 """96 random bits: unique across gateways, and 16 characters in every step's header."""
-
-log = structlog.stdlib.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSettings:
-    """Bounds of all generations of a gateway.
-
-    Args:
-        prefill_chunk_tokens: The most positions that enter a hop with one step.
-        failover_timeout_s: How long a hop may be without any node before its generation ends.
-        route_wait_s: How long a new request waits for a route that is not complete.
-        queue_max: How many generations wait for a place; more are refused.
-        queue_timeout_s: How long one waits for a place.
-        journal_bytes_max: Budget of all journals together.
-    """
-
-    prefill_chunk_tokens: int = 256
-    failover_timeout_s: float = 30.0
-    route_wait_s: float = 5.0
-    queue_max: int = 64
-    queue_timeout_s: float = 120.0
-    journal_bytes_max: int = 1 << 30
-
-
-class TokenStream:
-    """The tokens of one generation, computed as they are asked for. Made by `Generator.generation`.
-
-    One task at a time may ask. A failure or a cancellation while a token is awaited ends the stream.
-
-    Args:
-        generation: Whose tokens.
-        request: How many, and which end it.
-        encode_text: For a last hop that answers with text.
-    """
-
-    def __init__(self, generation: Generation, request: GenerationRequest, encode_text: EncodeText) -> None:
-        self._generation = generation
-        self._eos_ids = request.eos_ids
-        self._left = request.max_tokens
-        self._encode_text = encode_text
-        self._ready: deque[int] = deque()
-        self._has_failed = False
-        self._is_broken = False
-
-    @property
-    def figures(self) -> Figures:
-        """What the generation did so far."""
-        return self._generation.figures
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last token has been given out: an end of sequence, or the last one asked for."""
-        return self._left == 0
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the mesh could not go on."""
-        return self._has_failed
-
-    @property
-    def prompt_scores(self) -> PromptScores:
-        """The scored prompt."""
-        return PromptScores()
-
-    def finish(self, _choice: int) -> None:
-        """No more tokens are wanted."""
-        self._left = 0
-
-    def __aiter__(self) -> TokenStream:
-        return self
-
-    async def __anext__(self) -> Token:
-        """The next token.
-
-        Raises:
-            GenerationFailed: The generation cannot go on.
-            StopAsyncIteration: The answer is complete, or the stream has ended before.
-        """
-        if self._left == 0 or self._is_broken:
-            raise StopAsyncIteration
-        if not self._ready:
-            await self._extend()
-        token_id = self._ready.popleft()
-        self._left = 0 if token_id in self._eos_ids else self._left - 1
-        return Token(token_id)
-
-    async def _extend(self) -> None:
-        self._is_broken = True  # until there is an answer: a pass that was left half-way cannot be taken up
-        try:
-            self._ready.extend(await next_ids(self._generation, self._encode_text))
-        except GenerationFailed:
-            self._has_failed = True
-            raise
-        self._is_broken = False
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a gateway did since its start.
-
-    Args:
-        outcomes: Generations `started`, of these `completed`, `cancelled` (left early) and `failed`; and `refused`.
-        passes: And the following: as in `Figures`, of generations that have ended.
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    passes: int = 0
-    misses: int = 0
-    replays: int = 0
-    full_replays: int = 0
-    moves: int = 0
-
-    def add(self, figures: Figures) -> None:
-        """Take in a generation that has ended."""
-        self.passes += figures.passes
-        self.misses += figures.misses.total()
-        self.replays += figures.replays
-        self.full_replays += figures.full_replays
-        self.moves += figures.moves
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,7 +46,8 @@ class Generator:
         encode_text: For a last hop that answers with text.
         clock: Time.
         mint_session_id: Gives ids that are unique across gateways.
-        totals: What was done so far.
+        queue: Where requests wait for their places.
+        lifecycle: The generations under way.
     """
 
     mesh: Mesh
@@ -170,141 +57,153 @@ class Generator:
     encode_text: EncodeText
     clock: Clock
     mint_session_id: Callable[[], str]
-    totals: Totals = field(default_factory=Totals)
-    _turns: dict[str, asyncio.Future[Admitted]] = field(default_factory=dict, init=False)
-    _running: dict[str, Generation] = field(default_factory=dict, init=False)
+    queue: AdmissionQueue
+    lifecycle: Lifecycle
+
+    @property
+    def totals(self) -> Totals:
+        """What was done so far."""
+        return self.lifecycle.totals
 
     @asynccontextmanager
-    async def generation(self, request: GenerationRequest) -> AsyncIterator[TokenStream]:
-        """Wait for a place on the mesh, give out tokens, and free the session on every node on the way out.
+    async def generation(self, request: GenerationRequest) -> AsyncIterator[ChoiceStream]:
+        """Wait for a place on the mesh, give out tokens, and free the sessions on every node on the way out.
 
-        Leaving after the last token releases the session; leaving earlier, for whatever reason, cancels
-        what is being computed for it. Neither waits.
+        Leaving after the last token releases the sessions; leaving earlier, for whatever reason, cancels
+        what is being computed for them. Neither waits for a node.
 
         Raises:
             NotReady: There is no route.
-            AdmissionRefused: There is no room.
+            AdmissionRefused: There is no room, or no node does what is asked for.
         """
-        session_id = self.mint_session_id()
-        queued_at = self.clock.monotonic()
-        admitted_at = queued_at
-        try:
-            admitted = await self._turn(_demand(session_id, request))
-            admitted_at = self.clock.monotonic()
-            generation = self._begin(admitted, request)
-            generation.figures.queued_s = admitted_at - queued_at
-            stream = TokenStream(generation, request, self.encode_text)
+        async with self._admitted(self._demand(request)) as (admitted, queued_s):
+            maker = self._maker(request, queued_s)
+            if len(admitted.demand.sessions) == 1:
+                choice = maker.start(0, admitted.sessions[0], admitted)
+                try:
+                    yield OneChoice(choice, maker.prompt_scores)
+                finally:
+                    self.lifecycle.end(choice.generation, choice.outcome)
+            else:
+                stream = ManyChoices(admitted, maker, self.queue, self.lifecycle)
+                try:
+                    yield stream
+                finally:
+                    await stream.close()
+
+    async def embed(self, prompt_ids: tuple[int, ...], pooling: Pooling, request_id: str) -> tuple[float, ...]:
+        """The model's last hidden states of these tokens, after its final norm, pooled into one vector of f32 values.
+
+        Args:
+            prompt_ids: At least one id.
+            pooling: `mean` of all positions, or the `last` one's.
+            request_id: For logs.
+
+        Raises:
+            NotReady: There is no route.
+            AdmissionRefused: There is no room, or no node does this.
+            GenerationFailed: It had begun and cannot go on.
+        """
+        length = len(prompt_ids)
+        if not length:
+            raise ValueError("an embedding needs at least one token")
+        needs = needs_of((), context_len=length, features=("embed",))
+        demand = Demand(sessions=(self.mint_session_id(),), tokens=length, tokens_min=length, needs=needs)
+        pool = EmbeddingPool(length, pooling)
+        async with self._admitted(demand) as (admitted, queued_s):
+            session = self._session(admitted.sessions[0], admitted, prompt_ids, SamplingParams(), pool, draws=False)
+            generation = self.lifecycle.begin(session, request_id=request_id)
+            generation.figures.queued_s = queued_s
+            outcome: Outcome = "cancelled"
             try:
-                yield stream
+                await prefill(generation, length)
+                outcome = "completed"
+            except GenerationFailed:
+                outcome = "failed"
+                raise
             finally:
-                self._end(generation, stream, request_id=request.request_id)
-        finally:
-            self._leave(session_id, lasted_s=self.clock.monotonic() - admitted_at)
+                self.lifecycle.end(generation, outcome)
+        return pool.vector()
 
     def running_figures(self) -> list[Figures]:
         """What the generations under way did so far."""
-        return [generation.figures for generation in self._running.values()]
+        return [generation.figures for generation in self.lifecycle.running.values()]
 
     def missing_route(self) -> str | None:
         """Why no route exists; None when one does."""
+        return self.queue.missing_route()
+
+    def context_len(self) -> int:
+        """Positions, prompt and answer together, that some route takes at most; 0 when that is not known."""
         admission = self.admission
-        route = find_route(self.mesh.nodes(), model=admission.model, num_layers=admission.num_layers)
-        return route.reason if isinstance(route, NoRoute) else None
+        return longest_context(self.mesh.nodes(), model=admission.model, num_layers=admission.num_layers)
 
-    def admit(self) -> None:
-        """Let those start whose turn it is; called whenever a place may have become free."""
-        for admitted in self.admission.admit(self.mesh.nodes()):
-            self._turns.pop(admitted.session).set_result(admitted)
-
-    async def _turn(self, demand: Demand) -> Admitted:
-        turn: asyncio.Future[Admitted] = asyncio.get_running_loop().create_future()
+    @asynccontextmanager
+    async def _admitted(self, demand: Demand) -> AsyncIterator[tuple[Admitted, float]]:
+        """Wait for the places, and give back on the way out what nobody has given back before."""
+        queued_at = self.clock.monotonic()
         try:
-            self.admission.enqueue(demand, self.mesh.nodes())
-            self._turns[demand.session] = turn
-            self.admit()
-            if not turn.done():
-                log.info("generation.queued", session=demand.session, queued=self.admission.queued)
-                await self._wait_turn(turn)
-        except (AdmissionRefused, NotReady):
-            self.totals.outcomes["refused"] += 1
-            raise
-        return turn.result()
+            try:
+                admitted = await self.queue.take(demand)
+            except (AdmissionRefused, NotReady):
+                self.totals.outcomes["refused"] += 1
+                raise
+            yield admitted, self.clock.monotonic() - queued_at
+        finally:
+            self.lifecycle.leave(demand.sessions)
 
-    async def _wait_turn(self, turn: asyncio.Future[Admitted]) -> None:
-        started_at = self.clock.monotonic()
-        route_seen_at = started_at
-        while not turn.done():
-            changed = self.mesh.changed
-            now = self.clock.monotonic()
-            missing = self.missing_route()
-            if missing is None:
-                route_seen_at = now
-                left_s = started_at + self.settings.queue_timeout_s - now
-            else:
-                left_s = route_seen_at + self.settings.route_wait_s - now
-            if left_s <= 0 and missing is not None:
-                raise NotReady("no_route", missing)
-            if left_s <= 0:
-                retry_after_s = self.admission.retry_after_s()
-                raise AdmissionRefused(
-                    "queue_timeout",
-                    f"no place became free within {now - started_at:.0f} s",
-                    retry_after_s=retry_after_s,
-                )
-            await wait_first(self.clock, left_s, turn, changed.wait())
+    def _demand(self, request: GenerationRequest) -> Demand:
+        prompt_tokens = len(request.prompt_ids)
+        tokens = prompt_tokens + request.max_tokens
+        choices = request.choices if request.max_tokens else request.choices[:1]
+        scores = request.prompt_logprobs is not None
+        return Demand(
+            sessions=tuple(self.mint_session_id() for _ in choices),
+            tokens=tokens,
+            tokens_min=min(tokens, prompt_tokens + 1),
+            needs=needs_of(choices, context_len=tokens, features=("score",) if scores else ()),
+            priority=request.priority,
+        )
 
-    def _begin(self, admitted: Admitted, request: GenerationRequest) -> Generation:
-        session = create_session(
-            admitted.session,
+    def _maker(self, request: GenerationRequest, queued_s: float) -> ChoiceMaker:
+        def create(
+            session_id: str, admitted: Admitted, sampling: SamplingParams, scorer: PromptScorer | None
+        ) -> Session:
+            return self._session(session_id, admitted, request.prompt_ids, sampling, scorer)
+
+        top = request.prompt_logprobs
+        return ChoiceMaker(
+            request=request,
+            create_session=create,
+            lifecycle=self.lifecycle,
+            encode_text=self.encode_text,
+            scorer=None if top is None else PromptScorer(request.prompt_ids, top),
+            queued_s=queued_s,
+        )
+
+    def _session(
+        self,
+        session_id: str,
+        admitted: Admitted,
+        prompt_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        probe: Probe | None,
+        *,
+        draws: bool = True,
+    ) -> Session:
+        return create_session(
+            session_id,
             route=admitted.route,
             nodes=admitted.nodes,
-            prompt_ids=request.prompt_ids,
-            sampling=request.choices[0],
+            prompt_ids=prompt_ids,
+            sampling=sampling,
             model=self.admission.model,
             chunk_tokens=self.settings.prefill_chunk_tokens,
             journal=self.journal,
+            needs=admitted.demand.needs,
+            probe=probe,
+            draws=draws,
         )
-        generation = Generation(session, self.mesh, self.admission, self.clock, self.settings.failover_timeout_s)
-        self._running[session.id] = generation
-        self.totals.outcomes["started"] += 1
-        log.debug(
-            "generation.started",
-            session=session.id,
-            request_id=request.request_id,
-            route=[f"{hop.node}[{hop.layers}]" for hop in admitted.route.hops],
-        )
-        return generation
-
-    def _end(self, generation: Generation, stream: TokenStream, *, request_id: str) -> None:
-        session, figures = generation.session, generation.figures
-        message = Release(session=session.id) if stream.is_complete else Cancel(session=session.id)
-        for node in generation.visited:
-            self.mesh.post(node, message)
-        session.close()
-        del self._running[session.id]
-        outcome = "completed" if stream.is_complete else "failed" if stream.has_failed else "cancelled"
-        self.totals.outcomes[outcome] += 1
-        self.totals.add(figures)
-        log.debug(
-            "generation.ended",
-            session=session.id,
-            request_id=request_id,
-            outcome=outcome,
-            passes=figures.passes,
-            misses=dict(figures.misses),
-            replays=figures.replays,
-        )
-
-    def _leave(self, session_id: str, *, lasted_s: float) -> None:
-        self._turns.pop(session_id, None)
-        self.admission.withdraw(session_id)
-        self.admission.release(session_id, lasted_s=lasted_s)
-        self.mesh.announce()
-
-
-def _demand(session_id: str, request: GenerationRequest) -> Demand:
-    prompt_tokens = len(request.prompt_ids)
-    return Demand(session_id, prompt_tokens + request.max_tokens, tokens_min=prompt_tokens + 1)
 
 
 def create_generator(
@@ -329,17 +228,23 @@ def create_generator(
         mint_session_id: Unique ids; random ones when absent.
     """
     settings = settings or GenerationSettings()
-    generator = Generator(
+    clock = clock or SystemClock()
+    admission = Admission(model=model, num_layers=num_layers, queue_max=settings.queue_max)
+    queue = AdmissionQueue(mesh=mesh, admission=admission, settings=settings, clock=clock)
+    mesh.listen(queue.admit)
+    return Generator(
         mesh=mesh,
-        admission=Admission(model=model, num_layers=num_layers, queue_max=settings.queue_max),
+        admission=admission,
         journal=Journal(settings.journal_bytes_max),
         settings=settings,
         encode_text=encode_text,
-        clock=clock or SystemClock(),
+        clock=clock,
         mint_session_id=mint_session_id or (lambda: secrets.token_urlsafe(SESSION_ID_BYTES)),
+        queue=queue,
+        lifecycle=Lifecycle(
+            mesh=mesh, admission=admission, clock=clock, failover_timeout_s=settings.failover_timeout_s
+        ),
     )
-    mesh.listen(generator.admit)
-    return generator
 
 
 __all__ = [
@@ -347,6 +252,5 @@ __all__ = [
     "GenerationRequest",
     "GenerationSettings",
     "Generator",
-    "TokenStream",
     "create_generator",
 ]

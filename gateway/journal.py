@@ -17,6 +17,9 @@ is copied when it enters, and the whole frame is what it costs. Over the budget 
 is then replayed from the nearest earlier hop whose journal is whole, at worst from the token ids, which
 are always kept.
 
+The copies of a forked session share the pieces that had entered before; the budget counts such a piece once, for as
+long as any of them keeps it.
+
 Joining pieces for a replay needs to know which axis counts positions. Transformers' convention is
 ``[batch, positions, hidden]`` and the batch is 1 here, so for rank 3 it is axis 1. For any other rank
 the axis must follow from the pieces: the only one whose size is the number of positions in every piece
@@ -27,8 +30,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
@@ -91,11 +94,12 @@ class IdInputs:
 
     Args:
         ids: The session's ids; shared with it and only ever extended, or cut back with `restart`.
+        length: How many of them have entered.
     """
 
-    def __init__(self, ids: array[int]) -> None:
+    def __init__(self, ids: array[int], length: int = 0) -> None:
         self._ids = ids
-        self._length = 0
+        self._length = length
         self._last_len = 0
 
     @property
@@ -139,15 +143,19 @@ class Journal:
         self.nbytes = 0
         self.drops = 0
         self._open: dict[TensorInputs, None] = {}
+        self._sharers: dict[int, int] = {}  # pieces in more than one journal, by identity
 
-    def open(self) -> TensorInputs:
-        """A new, empty journal for one hop; its owner closes it."""
-        inputs = TensorInputs(self)
+    def open(self, kept: _Kept | None = None) -> TensorInputs:
+        """A new journal for one hop, empty, or with what another one keeps as well; its owner closes it."""
+        kept = kept or _Kept()
+        for piece in kept.pieces:
+            self._sharers[id(piece)] = self._sharers.get(id(piece), 1) + 1
+        inputs = TensorInputs(self, kept)
         self._open[inputs] = None
         return inputs
 
     def count(self, nbytes: int) -> None:
-        """Account for bytes gained (or, negative, given back) and drop journals while over the budget."""
+        """Account for bytes gained, and drop journals while over the budget."""
         self.nbytes += nbytes
         while self.nbytes > self.bytes_max:
             largest = max(
@@ -160,63 +168,75 @@ class Journal:
         """Called by a journal that is closed."""
         self._open.pop(inputs, None)
 
+    def give_up(self, pieces: Iterable[StepInput]) -> None:
+        """A journal keeps these pieces no longer; those that no other keeps are counted off."""
+        self.nbytes -= sum(_cost_bytes(piece) for piece in pieces if not self._is_kept(piece))
 
-def _expendability(inputs: TensorInputs) -> tuple[bool, int]:
-    return inputs.nbytes > 0 and not inputs.read_each_step, inputs.nbytes
+    def _is_kept(self, piece: StepInput) -> bool:
+        sharers = self._sharers.pop(id(piece), 1) - 1
+        if sharers > 1:
+            self._sharers[id(piece)] = sharers
+        return sharers > 0
 
 
 class TensorInputs:
-    """The journal of a hop that is fed by another hop. Made by `Journal.open`."""
+    """The journal of a hop that is fed by another hop. Made by `Journal.open`.
 
-    def __init__(self, journal: Journal) -> None:
-        self.nbytes = 0
+    `nbytes` is what its pieces cost, shared ones included: what it would free if it were the last to keep them.
+    """
+
+    def __init__(self, journal: Journal, kept: _Kept) -> None:
+        self.nbytes = sum(map(_cost_bytes, kept.pieces))
         self.read_each_step = False
         self._journal = journal
-        self._length = 0
-        self._dropped = False
-        self._pieces: list[StepInput] = []
-        self._layout = _Layout()
+        self._kept = kept
 
     @property
     def length(self) -> int:
         """Positions that have entered, kept or not."""
-        return self._length
+        return self._kept.length
+
+    def copy(self) -> TensorInputs:
+        """The same pieces, which both share from now on."""
+        copied = self._journal.open(self._kept.copy())
+        copied.read_each_step = self.read_each_step
+        return copied
 
     def append(self, entering: StepInput) -> None:
         """Let hidden states enter; keeps a reference, so the frame that carried them stays alive."""
-        self._length += entering.new_len
-        if self._dropped:
+        kept = self._kept
+        kept.length += entering.new_len
+        if kept.is_dropped:
             return
-        self._layout.narrow(entering.tensor, entering.new_len)
-        self._pieces.append(entering)
-        cost_bytes = _frame_bytes(entering.tensor) + PIECE_OVERHEAD_BYTES
+        kept.layout.narrow(entering.tensor, entering.new_len)
+        kept.pieces.append(entering)
+        cost_bytes = _cost_bytes(entering)
         self.nbytes += cost_bytes
         self._journal.count(cost_bytes)
 
     def restart(self) -> None:
         """Start again at position 0, whole again if the journal had been dropped."""
         self.drop()
-        self._length = 0
-        self._dropped = False
-        self._layout = _Layout()
+        self._kept = _Kept()
 
     def drop(self) -> None:
         """Lose the content but not the length."""
-        self._dropped = True
-        self._pieces = []
-        freed_bytes, self.nbytes = self.nbytes, 0
-        self._journal.count(-freed_bytes)
+        pieces = self._kept.pieces
+        self._kept = _Kept(length=self._kept.length, is_dropped=True)
+        self.nbytes = 0
+        self._journal.give_up(pieces)
 
     def holds(self, length: int) -> bool:
         """Whether exactly `length` positions have entered and their content is here and can be joined."""
-        if self._dropped or self._length != length:
+        kept = self._kept
+        if kept.is_dropped or kept.length != length:
             return False
-        return len(self._pieces) == 1 or self._layout.axis is not None
+        return len(kept.pieces) == 1 or kept.layout.axis is not None
 
     def batches(self, tokens_max: int) -> Iterator[StepInput]:
         """Whole pieces joined up to `tokens_max` positions; a longer piece goes alone."""
-        axis = self._layout.axis
-        return (_join(pieces, axis) for pieces in _batch(self._pieces, tokens_max))
+        axis = self._kept.layout.axis
+        return (_join(pieces, axis) for pieces in _batch(self._kept.pieces, tokens_max))
 
     def close(self) -> None:
         """Give the memory back and leave the budget."""
@@ -224,26 +244,37 @@ class TensorInputs:
         self._journal.forget(self)
 
 
+@dataclass(slots=True)
 class _Layout:
     """Finds the axis that counts positions, narrowing with every piece."""
 
-    __slots__ = ("_candidates", "_first")
-
-    def __init__(self) -> None:
-        self._first: WireTensor | None = None
-        self._candidates: tuple[int, ...] = ()
+    first: WireTensor | None = None
+    candidates: tuple[int, ...] = ()
 
     def narrow(self, tensor: WireTensor, new_len: int) -> None:
-        if self._first is None:
-            self._first = tensor
-            self._candidates = _candidates(tensor.shape, new_len)
-        elif self._candidates:
-            first = self._first
-            self._candidates = tuple(axis for axis in self._candidates if _continues(tensor, first, axis, new_len))
+        if self.first is None:
+            self.first = tensor
+            self.candidates = _candidates(tensor.shape, new_len)
+        elif self.candidates:
+            first = self.first
+            self.candidates = tuple(axis for axis in self.candidates if _continues(tensor, first, axis, new_len))
 
     @property
     def axis(self) -> int | None:
-        return self._candidates[0] if len(self._candidates) == 1 else None
+        return self.candidates[0] if len(self.candidates) == 1 else None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What has entered one hop, as far as it is still here."""
+
+    length: int = 0
+    is_dropped: bool = False
+    pieces: list[StepInput] = field(default_factory=list)
+    layout: _Layout = field(default_factory=_Layout)
+
+    def copy(self) -> _Kept:
+        return replace(self, pieces=list(self.pieces), layout=replace(self.layout))
 
 
 def _candidates(shape: tuple[int, ...], new_len: int) -> tuple[int, ...]:
@@ -296,6 +327,10 @@ def _concatenate(buffers: Sequence[memoryview], rows: int) -> bytes:
         for row in range(rows)
         for buffer, width in zip(buffers, widths, strict=True)
     )
+
+
+def _cost_bytes(piece: StepInput) -> int:
+    return _frame_bytes(piece.tensor) + PIECE_OVERHEAD_BYTES
 
 
 def _frame_bytes(tensor: WireTensor) -> int:

@@ -12,9 +12,10 @@ from gateway.node_link import NodeLink
 from gateway.open_link import Dial
 from shared.backoff import Backoff
 from shared.clock import Clock, SystemClock
+from shared.errors import HandshakeRefused
 from shared.handshake import VERSIONS
 from shared.link import dial
-from shared.messages import Cancel, Hello, NodeInfo, Release
+from shared.messages import Cancel, Fork, Hello, NodeInfo, Release
 from shared.version import SOFTWARE
 
 REDIAL_FIRST_S = 0.05
@@ -86,6 +87,20 @@ class Mesh:
         for link in self.links:
             if link.info is not None and link.info.node == node:
                 link.post(message)
+
+    def fork(self, node: str, message: Fork) -> None:
+        """Send without waiting to a node that is connected; another has nothing to copy."""
+        link = self.link(node)
+        if link is not None:
+            link.post(message)
+
+    def refusals(self) -> list[str]:
+        """Which nodes are there and will not have us, or we them, in words for people."""
+        return [
+            f"{link.name} refused the link: {link.last_error.code} ({link.last_error.message})"
+            for link in self.links
+            if not link.is_open and isinstance(link.last_error, HandshakeRefused)
+        ]
 
     async def run(self) -> None:
         """Keep all links up until cancelled, and close them then."""

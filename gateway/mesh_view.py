@@ -133,6 +133,9 @@ def _info_figures(info: NodeInfo | None) -> dict[str, Any]:
         "kv_sessions_max": info.kv_sessions_max,
         "kv_bytes_max": info.kv_bytes_max,
         "kv_bytes_per_token": info.kv_bytes_per_token,
+        "context_len": info.context_len,
+        "sampling": info.sampling,
+        "features": info.features,
     }
 
 

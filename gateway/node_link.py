@@ -34,6 +34,7 @@ from shared.messages import (
     Cancel,
     Drain,
     Error,
+    Fork,
     Heartbeat,
     Hello,
     Loaded,
@@ -133,6 +134,11 @@ class NodeLink:
         return self._link is not None
 
     @property
+    def name(self) -> str:
+        """The node's id, once it has said it, and its address."""
+        return f"{self.info.node} ({self.url})" if self.info is not None else self.url
+
+    @property
     def waiting(self) -> int:
         """Steps asked and not yet answered."""
         return len(self._waits)
@@ -179,10 +185,12 @@ class NodeLink:
             if answer.cancelled():
                 self._liveness.note_forsaken(allowance_s)
 
-    def post(self, message: Release | Cancel) -> None:
-        """Send without waiting; kept for later when the link is down, if the same process comes back."""
+    def post(self, message: Release | Cancel | Fork) -> None:
+        """Send without waiting. When the link is down, what ends a session is kept for the process to come back."""
         if self._link is not None:
             self._put(message, None, None)
+        elif isinstance(message, Fork):
+            return
         elif self.info is not None and self._unsent.pid == self.info.pid:
             self._unsent.messages.append(message)
 
@@ -309,11 +317,12 @@ class NodeLink:
             while self._outbox:
                 if len(self._outbox) > OUTBOX_MESSAGES_MAX:
                     raise LinkClosed("outbox_full", f"{self.url} does not read", limit=OUTBOX_MESSAGES_MAX)
-                message, tensors, wait = self._outbox.popleft()
+                message, tensors, wait = self._outbox[0]  # until it is sent: what ends a session must not be lost
                 if wait is None:
                     await link.send(message)
                 elif not wait.answer.done():
                     await self._send_step(link, message, tensors, wait)
+                self._outbox.popleft()
 
     async def _send_step(
         self, link: OpenLink, message: Message, tensors: Mapping[str, WireTensor] | None, wait: Wait

@@ -11,26 +11,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.errors import GenerationFailed
+from gateway.generation_request import Token
 from gateway.recovery import serve
-from gateway.relay import Answered, Drawn, Generation
+from gateway.relay import Answered, Generation
+from gateway.step_answer import Drawn
 
 EncodeText = Callable[[str], Sequence[int]]
 """Token ids of a text in which special tokens are written out, with none added."""
 
 
-async def prefill(generation: Generation) -> Drawn:
-    """Lead everything through the route anew, in chunks; returns what comes after it."""
+async def prefill(generation: Generation, end: int) -> Answered:
+    """Lead the first `end` positions through the route anew, in chunks; returns the last hop's last answer.
+
+    Raises:
+        GenerationFailed: A hop cannot be brought to answer.
+    """
     session = generation.session
     session.restart()
     answered: Answered = None
-    for end in session.chunk_ends():
-        answered = await run_pass(generation, end)
-    return _drawn(answered)
+    for chunk_end in session.chunk_ends(end):
+        answered = await run_pass(generation, chunk_end)
+    return answered
 
 
-async def decode(generation: Generation) -> Drawn:
-    """Lead the newest positions through the route; returns what comes after them."""
-    return _drawn(await run_pass(generation, len(generation.session.ids)))
+async def prime(generation: Generation) -> None:
+    """Lead all positions but the last through the route, which draws nothing; a single one is left to the first draw.
+
+    What follows may then be decoded from here several times over, each time from the last position of the prompt.
+
+    Raises:
+        GenerationFailed: A hop cannot be brought to answer.
+    """
+    shared_len = len(generation.session.ids) - 1
+    if shared_len:
+        await prefill(generation, shared_len)
 
 
 async def run_pass(generation: Generation, end: int) -> Answered:
@@ -47,26 +61,22 @@ async def run_pass(generation: Generation, end: int) -> Answered:
     return answered
 
 
-async def next_ids(generation: Generation, encode_text: EncodeText) -> list[int]:
-    """The next token, as the ids by which the session continues: one, or several from an old tail's text.
+async def draw(generation: Generation, encode_text: EncodeText) -> list[Token]:
+    """The next token, with which the session continues: one, or several from an old tail's text.
 
     Raises:
         GenerationFailed: See `serve`; `bad_answer` for a text that holds no token.
     """
     session = generation.session
     is_new = session.reencodes or not session.passed
-    drawn = await (prefill(generation) if is_new else decode(generation))
-    if drawn.token_id is not None:
-        ids = [drawn.token_id]
-    else:
-        session.reencodes = True
-        ids = list(encode_text(drawn.text or ""))
+    answered = await (prefill if is_new else run_pass)(generation, len(session.ids))
+    assert isinstance(answered, Drawn)  # noqa: S101 - the pass that ends with the last id samples
+    if answered.token_id is not None:
+        session.ids.append(answered.token_id)
+        return [Token(answered.token_id, logprobs=answered.logprobs)]
+    session.reencodes = True
+    ids = list(encode_text(answered.text or ""))
     if not ids:
         raise GenerationFailed("bad_answer", "the last hop answered with a text that holds no token")
     session.ids.extend(ids)
-    return ids
-
-
-def _drawn(answered: Answered) -> Drawn:
-    assert isinstance(answered, Drawn)  # noqa: S101 - the last pass of a prefill, and each decode, samples
-    return answered
+    return [Token(token_id) for token_id in ids]

@@ -27,7 +27,8 @@ from gateway.errors import GenerationFailed
 from gateway.journal import StepInput
 from gateway.registry import replicas
 from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
-from gateway.session import HopState, ReplayNeeded, Session
+from gateway.session import HopState, Session
+from gateway.step_plan import ReplayNeeded
 from gateway.waiting import wait_first
 from shared.errors import CacheMissed, DeadlineExceeded, LinkClosed, MeshError, StepFailed
 from shared.messages import Cancel, NodeInfo
@@ -253,14 +254,14 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
 def choose_node(
     nodes: Iterable[NodeInfo], session: Session, hop: HopState, admission: Admission, *, avoid: bool
 ) -> NodeInfo | None:
-    """The best of the ready nodes of a hop's range that have room for the session.
+    """The best of the ready nodes of a hop's range that can what the session needs and have room for it.
 
     That is the one which serves the hop now, or, with `avoid`, any other; then the least loaded.
     """
     load = admission.load()
     candidates = [
         node
-        for node in replicas(nodes, hop.layers, model=session.model, dtype=hop.dtype)
+        for node in replicas(nodes, hop.layers, model=session.model, dtype=hop.dtype, needs=session.needs)
         if admission.has_room(node, session.id, admission.tokens(session.id))
     ]
     return min(

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from gateway.admission import Admission
+from gateway.figures import Figures
 from gateway.journal import StepInput
 from gateway.mesh import Mesh
-from gateway.session import Session, accept, drawn_token, hidden_states, plan_step
+from gateway.session import Session
+from gateway.step_answer import Drawn, hidden_states, read_drawn
+from gateway.step_plan import accept, plan_step
+from gateway.waits import Answer
 from shared.clock import Clock
 from shared.errors import CacheMissed, LinkClosed, MeshError
-from shared.messages import StepResult
-from shared.tensor_spec import WireTensor
+from shared.messages import Step
 
 PATIENCE_MAX = 16.0
 """Each missed deadline doubles the next one's allowance, up to this."""
-
-
-@dataclass(slots=True)
-class Figures:
-    """What a generation did, for logs.
-
-    Args:
-        passes: Times that positions went over the whole route.
-        steps: Steps sent to nodes.
-        misses: Cache misses answered, by reason.
-        failures: Other failures of steps, by code.
-        replays: Hops rebuilt.
-        full_replays: Of these, from an earlier hop, because the journal had been dropped.
-        moves: Hops taken over by another node.
-        recovering_s: Seconds between failures and the answers that ended them.
-        queued_s: Seconds before admission.
-    """
-
-    passes: int = 0
-    steps: int = 0
-    misses: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-    replays: int = 0
-    full_replays: int = 0
-    moves: int = 0
-    recovering_s: float = 0.0
-    queued_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,6 +47,8 @@ class Generation:
         admission: Holds its reservations.
         clock: Time.
         failover_timeout_s: How long a hop may be without any node.
+        request_id: For logs.
+        began_at: When it had its place, on the clock.
         figures: What it did so far.
         visited: Ids of all nodes that may hold the session.
         trouble: By hop, what the pass under way has met.
@@ -82,6 +59,8 @@ class Generation:
     admission: Admission
     clock: Clock
     failover_timeout_s: float
+    request_id: str
+    began_at: float
     figures: Figures = field(default_factory=Figures)
     visited: dict[str, None] = field(default_factory=dict)
     trouble: dict[int, Trouble] = field(default_factory=dict)
@@ -92,14 +71,6 @@ class Generation:
         self.figures.passes += 1
         if self.trouble:
             self.trouble = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A last hop's answer: the token, or the text of an old tail that returns no ids."""
-
-    token_id: int | None = None
-    text: str | None = None
 
 
 Answered = StepInput | Drawn | None
@@ -129,7 +100,7 @@ async def advance(generation: Generation, index: int, entering: StepInput, outpu
         ReplayNeeded: The hop is stateless and its journal has been dropped.
     """
     session = generation.session
-    step, entering = plan_step(session, index, entering, output_len)
+    step, tensors = plan_step(session, index, entering, output_len)
     node = session.hops[index].node
     link = generation.mesh.link(node)
     try:
@@ -139,22 +110,23 @@ async def advance(generation: Generation, index: int, entering: StepInput, outpu
         generation.figures.steps += 1
         trouble = generation.trouble.get(index)
         patience = min(PATIENCE_MAX, 2.0**trouble.stalls) if trouble else 1.0
-        result, tensors = await link.ask(step, entering.tensors(), patience=patience)
-        answered = _read(session, index, result, output_len, tensors)
+        answer = await link.ask(step, tensors, patience=patience)
+        answered = _read(session, index, step, output_len, answer)
     except MeshError as error:
         _count_failure(generation.figures, error)
         raise HopFailed(index, error) from error
-    accept(session, index, step, result)
+    accept(session, index, step, answer[0])
     return answered
 
 
-def _read(
-    session: Session, index: int, result: StepResult, output_len: int, tensors: dict[str, WireTensor]
-) -> Answered:
+def _read(session: Session, index: int, step: Step, output_len: int, answer: Answer) -> Answered:
+    result, tensors = answer
+    if session.probe is not None and (step.score is not None or step.pool is not None):
+        session.probe.take(step.past_len, step.new_len, tensors)
     if not output_len:
         return None
     if session.is_last(index):
-        return Drawn(drawn_token(result), result.text)
+        return read_drawn(result, tensors, session.sampling.logprobs)
     return hidden_states(tensors, output_len)
 
 

@@ -10,26 +10,26 @@ Theory of operation. Three positions matter, all of them counts of positions sin
 
 Each hop is served in one of two ways. *Cached*: the node holds `held_len` positions and is given what is
 new. *Stateless*: the node keeps nothing (caching is off there, or it said so) and is given the whole
-journal each time. Nothing here waits or sends; `plan_step` says what to send and `accept` takes in
-what was answered.
+journal each time. Nothing here waits or sends; `gateway.step_plan` says what to send and takes in what was
+answered.
+
+A session can be forked (`fork_session`): the copy has the same positions behind it, shares the journals' content, and
+goes on by itself. Where a node has not made its copy, its first decode is a miss like any other.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway.journal import HopInputs, IdInputs, Journal, StepInput, TensorInputs, ids_input
-from shared.errors import StepFailed
+from gateway.needs import Needs
+from gateway.probe import Probe
 from shared.layers import LayerRange
-from shared.messages import NodeInfo, SamplingParams, Step, StepResult
+from shared.messages import NodeInfo, SamplingParams
 from shared.route import Hop, Route
-from shared.tensor_spec import WireTensor
-
-TOKEN_ID_MAX = 2**31 - 1
-"""Token ids travel as i32."""
 
 Mode = Literal["cached", "stateless"]
 
@@ -64,6 +64,10 @@ class HopState:
         """What the node holds is not known to be right any more: prefill before anything else."""
         self.held_len = 0
 
+    def fork(self, journal: HopInputs) -> HopState:
+        """The hop of a fork, over its copy of the journal."""
+        return replace(self, journal=journal)
+
     def set_mode(self, mode: Mode) -> None:
         """Change how the hop is served; a stateless hop's journal is the last to be dropped."""
         self.mode = mode
@@ -82,6 +86,9 @@ class Session:
         ids: Prompt and answer so far.
         hops: In the order in which hidden states travel.
         chunk_tokens: The most positions that enter with one cached step.
+        needs: What its nodes must be able to do.
+        probe: What is asked of the last hop beside tokens.
+        draws: Whether the pass that ends with the last id draws a token.
         reencodes: The last node answers with text: every token is a prefill of everything.
         epoch: Rises with each recovery.
         step_index: Number of the step under way.
@@ -96,6 +103,9 @@ class Session:
     ids: array[int]
     hops: list[HopState]
     chunk_tokens: int
+    needs: Needs = field(default_factory=Needs)
+    probe: Probe | None = None
+    draws: bool = True
     reencodes: bool = False
     epoch: int = 0
     step_index: int = -1
@@ -127,18 +137,17 @@ class Session:
             hop.journal.restart()
             hop.forget()
 
-    def chunk_ends(self) -> list[int]:
+    def chunk_ends(self, end: int) -> list[int]:
         """Where the passes of a prefill end: chunks, or all at once when a hop needs everything each time."""
-        total = len(self.ids)
         if any(hop.mode == "stateless" for hop in self.hops):
-            return [total]
-        return [*range(self.chunk_tokens, total, self.chunk_tokens), total]
+            return [end]
+        return [*range(self.chunk_tokens, end, self.chunk_tokens), end]
 
     def begin_pass(self, end: int) -> StepInput:
         """Start the pass over positions [passed, end); returns what enters the first hop."""
         self.begin_step()
         self.pass_end = end
-        self.samples = end == len(self.ids)
+        self.samples = self.draws and end == len(self.ids)
         return ids_input(self.ids[self.passed : end])
 
     def end_pass(self) -> None:
@@ -183,6 +192,9 @@ def create_session(
     model: str,
     chunk_tokens: int,
     journal: Journal,
+    needs: Needs | None = None,
+    probe: Probe | None = None,
+    draws: bool = True,
 ) -> Session:
     """A session at position 0 of everything.
 
@@ -195,6 +207,9 @@ def create_session(
         model: The model's fingerprint.
         chunk_tokens: The most positions that enter with one cached step.
         journal: Where the hops' journals are kept.
+        needs: What its nodes must be able to do; None for nothing in particular.
+        probe: What is asked of the last hop beside tokens.
+        draws: Whether tokens are drawn at all.
     """
     ids = array("i", prompt_ids)
     inputs: list[HopInputs] = [IdInputs(ids), *(journal.open() for _ in route.hops[1:])]
@@ -205,90 +220,27 @@ def create_session(
     for hop in hops:
         hop.place(nodes[hop.node])
     reencodes = not nodes[hops[-1].node].token_ids
-    return Session(session_id, model, sampling, ids, hops, chunk_tokens, reencodes)
+    return Session(
+        session_id, model, sampling, ids, hops, chunk_tokens, needs or Needs(), probe, draws, reencodes=reencodes
+    )
 
 
-def plan_step(session: Session, index: int, entering: StepInput, output_len: int) -> tuple[Step, StepInput]:
-    """The step that brings a hop from what it holds through `entering`, which is in its journal already.
+def fork_session(source: Session, session_id: str, sampling: SamplingParams) -> Session:
+    """A copy that goes on from between two passes of the source, drawing tokens in its own way.
 
     Args:
-        session: The session.
-        index: The hop.
-        entering: The input right after `held_len`; for a stateless hop, the newest part of its journal.
-        output_len: How many of the last outputs are needed.
+        source: Stays as it is.
+        session_id: The copy's, unique across gateways.
+        sampling: The copy's.
 
     Raises:
-        ReplayNeeded: A stateless hop needs its whole journal, which has been dropped.
+        ValueError: A pass is under way, or none has ended.
     """
-    hop = session.hops[index]
-    if hop.mode == "stateless":
-        entering = _everything(hop.journal, entering)
-    decodes = hop.held_len > 0
-    # A last hop draws after the last position whatever its output_len; absent keeps the header short.
-    wants_all = output_len == entering.new_len or (output_len == 1 and session.is_last(index))
-    step = Step(
-        session=session.id,
-        step_index=session.step_index,
-        epoch=session.epoch,
-        cache=None if hop.mode == "stateless" else "decode" if decodes else "prefill",
-        past_len=hop.held_len,
-        new_len=entering.new_len,
-        layers=hop.layers,
-        model=session.model,
-        output_len=None if wants_all else output_len,
-        sampling=session.sampling if session.is_last(index) and not decodes else None,
-        route=None if decodes else session.route,
-    )
-    return step, entering
-
-
-class ReplayNeeded(Exception):
-    """A stateless hop must be given everything that has entered it, which only a replay can: not a failure."""
-
-
-def _everything(journal: HopInputs, entering: StepInput) -> StepInput:
-    if entering.new_len == journal.length:
-        return entering
-    if not journal.holds(journal.length):
-        raise ReplayNeeded
-    (whole,) = journal.batches(journal.length)
-    return whole
-
-
-def accept(session: Session, index: int, step: Step, result: StepResult) -> None:
-    """Take in that a hop has answered a step: from now on it holds the step's positions."""
-    hop = session.hops[index]
-    if step.cache is None:
-        return
-    if result.cached:
-        hop.held_len = step.past_len + step.new_len
-        return
-    hop.forget()
-    hop.set_mode("stateless")
-
-
-def hidden_states(tensors: Mapping[str, WireTensor], new_len: int) -> StepInput:
-    """What a hop that is not last hands to the next one, exactly as it came.
-
-    Raises:
-        StepFailed: `bad_answer`: it sent none.
-    """
-    tensor = tensors.get("hidden_states")
-    if tensor is None:
-        raise StepFailed("bad_answer", "a hop that is not last answered without hidden_states")
-    return StepInput("hidden_states", tensor, new_len)
-
-
-def drawn_token(result: StepResult) -> int | None:
-    """The token id that a last hop drew; None when it answered with text.
-
-    Raises:
-        StepFailed: `bad_answer`: neither, or no id that a model can have.
-    """
-    if result.token_ids is None:
-        if result.text is None:
-            raise StepFailed("bad_answer", "the last hop answered with neither token_ids nor text")
-        return None
-    if len(result.token_ids) != 1 or not 0 <= result.token_ids[0] <= TOKEN_ID_MAX:
-        raise StepFailed("bad_answer", "the last hop must answer with one token id that fits in 31 bits")
-    return result.token_ids[0]
+    if not 0 < source.passed == source.pass_end:
+        raise ValueError(f"a session forks between two passes, not at {source.passed} of {source.pass_end}")
+    ids = array("i", source.ids)
+    hops = [source.hops[0].fork(IdInputs(ids, source.passed))]
+    for hop in source.hops[1:]:
+        assert isinstance(hop.journal, TensorInputs)  # noqa: S101 - only the first hop is fed with ids
+        hops.append(hop.fork(hop.journal.copy()))
+    return replace(source, id=session_id, sampling=sampling, ids=ids, hops=hops, probe=None, _route=None)

@@ -159,6 +159,20 @@ async def test_leaving_frees_every_node_at_once() -> None:
         assert len(core.nodes[1].runner.seen) == served
 
 
+async def test_choices_of_one_request_over_real_links() -> None:
+    """More than the nodes hold at once; each is what it would be alone, and no session is left."""
+    choices = tuple(SamplingParams(temperature=0.8, seed=seed) for seed in range(10))
+    request = GenerationRequest(prompt_ids=PROMPT, choices=choices, max_tokens=12, eos_ids=frozenset(), request_id="r")
+    async with running_core() as core:
+        answers: list[list[int]] = [[] for _ in choices]
+        async with core.generator.generation(request) as stream:
+            async for token in stream:
+                answers[token.choice].append(token.id)
+        alone = [expected_tokens(PROMPT, 12, num_layers=NUM_LAYERS, sampling=choice) for choice in choices]
+        assert answers == alone
+        await until(lambda: core.sessions() == [0, 0, 0])
+
+
 async def test_many_generations_share_the_nodes() -> None:
     """More than there are places: some wait, all are right."""
     async with running_core() as core:

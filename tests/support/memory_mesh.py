@@ -11,14 +11,15 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from gateway.generation import GenerationSettings, Generator, TokenStream, create_generator
-from gateway.generation_request import GenerationRequest
+from gateway.choice import ChoiceStream
+from gateway.generation import GenerationSettings, Generator, create_generator
+from gateway.generation_request import GenerationRequest, Token
 from gateway.mesh import Mesh, create_mesh
 from gateway.mesh_view import MeshView
 from shared.layers import LayerRange
 from shared.messages import SamplingParams
 from tests.support.fake_clock import FakeClock
-from tests.support.fake_model import expected_tokens
+from tests.support.fake_model import expected_answer, expected_tokens
 from tests.support.scripted_node import MODEL, VOCAB_SIZE, ScriptedNode, create_dial, ids_of
 
 NUM_LAYERS = 6
@@ -30,6 +31,11 @@ FAKE_TIME_MAX_S = 2_000.0
 """What a test may wait for on the fake clock before it counts as hanging."""
 
 T = TypeVar("T")
+
+
+def seeded(*seeds: int, **fields: Any) -> tuple[SamplingParams, ...]:
+    """A choice for each seed."""
+    return tuple(SamplingParams(temperature=0.7, seed=seed, **fields) for seed in seeds)
 
 
 class EventClock(FakeClock):
@@ -94,8 +100,8 @@ class ScriptedMesh:
 
     def request(self, max_tokens: int = 8, **fields: Any) -> GenerationRequest:
         """A generation."""
-        sampling = fields.pop("sampling", GREEDY)
-        values = {"prompt_ids": PROMPT, "choices": (sampling,), "eos_ids": frozenset(), "request_id": "r", **fields}
+        choices = fields.pop("choices", (fields.pop("sampling", GREEDY),))
+        values = {"prompt_ids": PROMPT, "choices": choices, "eos_ids": frozenset(), "request_id": "r", **fields}
         return GenerationRequest(max_tokens=max_tokens, **values)
 
     async def generate(self, max_tokens: int = 8, **fields: Any) -> list[int]:
@@ -103,10 +109,19 @@ class ScriptedMesh:
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
             return [token.id async for token in tokens]
 
-    async def generate_with_figures(self, max_tokens: int = 8, **fields: Any) -> tuple[list[int], TokenStream]:
+    async def generate_with_figures(self, max_tokens: int = 8, **fields: Any) -> tuple[list[int], ChoiceStream]:
         """All tokens of one generation, and its stream with the figures."""
         async with self.generator.generation(self.request(max_tokens, **fields)) as tokens:
             return [token.id async for token in tokens], tokens
+
+    async def generate_choices(self, max_tokens: int = 8, **fields: Any) -> list[list[int]]:
+        """All tokens of each choice of one request."""
+        request = self.request(max_tokens, **fields)
+        answers: list[list[int]] = [[] for _ in request.choices]
+        async with self.generator.generation(request) as tokens:
+            async for token in tokens:
+                answers[token.choice].append(token.id)
+        return answers
 
     def prefills(self) -> list[int]:
         """Prefills served by each node."""
@@ -116,6 +131,7 @@ class ScriptedMesh:
         """No session on any node, no reservation, no journal, no wait; no step applied twice."""
         for node in self.nodes:
             assert node.sessions == {}, f"{node.node_id} still holds {node.sessions}"
+            assert node.faults == [], f"{node.node_id} was asked what it must not be asked"
             assert all(times == 1 for times in node.applied.values()), f"{node.node_id} applied a step twice"
         assert self.generator.admission.active == 0
         assert self.generator.admission.queued == 0
@@ -129,6 +145,15 @@ def expected(max_tokens: int = 8, **fields: Any) -> list[int]:
     """What a mesh of scripted nodes must generate."""
     values = {"sampling": GREEDY, "eos_ids": frozenset[int](), "prompt_ids": PROMPT, **fields}
     return expected_tokens(values.pop("prompt_ids"), max_tokens, num_layers=NUM_LAYERS, vocab_size=VOCAB_SIZE, **values)
+
+
+def expected_tokens_of(max_tokens: int = 8, **fields: Any) -> list[Token]:
+    """As `expected`, with what the sampling asks for beside the ids; of choice 0."""
+    values = {"sampling": GREEDY, "prompt_ids": PROMPT, **fields}
+    answer = expected_answer(
+        values.pop("prompt_ids"), max_tokens, num_layers=NUM_LAYERS, vocab_size=VOCAB_SIZE, **values
+    )
+    return [Token(token_id, logprobs=logprobs) for token_id, logprobs in answer]
 
 
 def create_node(clock: FakeClock, node_id: str, layers: str, **options: Any) -> ScriptedNode:

@@ -12,118 +12,73 @@ and decoded, so what arrives are views into frames. Time is the injected clock's
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.clock import Clock
-from shared.errors import CacheMissReason, DeadlineExceeded, HandshakeRefused, LinkClosed
-from shared.frame import decode_frame, encode_frame
+from shared.errors import CacheMissReason, DeadlineExceeded, HandshakeRefused, LinkClosed, StepFailed
+from shared.frame import decode_frame
 from shared.layers import LayerRange
-from shared.link import HANDSHAKE_TIMEOUT_S, LinkCounters
+from shared.link import HANDSHAKE_TIMEOUT_S
 from shared.messages import (
+    FEATURES,
+    SAMPLING_FIELDS,
     CacheMiss,
     Cancel,
     Error,
+    Fork,
     Heartbeat,
     Hello,
     Loaded,
     Message,
     NodeInfo,
+    NodeState,
     NodeStats,
     Release,
-    SamplingParams,
     Step,
     StepResult,
     decode_header,
-    encode_header,
 )
 from shared.tensor_spec import WireTensor
-from tests.support.fake_model import draw, run_layer
-from tests.support.fake_runner import ids_of, read_hidden, read_ids, text_of, write_hidden
+from tests.support.fake_runner import ids_of
+from tests.support.scripted_fate import (
+    Crash,
+    Cut,
+    Drop,
+    Fail,
+    Fate,
+    Late,
+    Mangle,
+    Miss,
+    Script,
+    Slow,
+    nth,
+)
+from tests.support.scripted_link import ScriptedLink
+from tests.support.scripted_stage import VOCAB_SIZE, Held, Stage
 
 MODEL = "scripted-model"
-VOCAB_SIZE = 1000
 
-__all__ = ["MODEL", "VOCAB_SIZE", "ScriptedNode", "create_dial", "ids_of", "nth"]
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Answer with a cache miss, and hold the session no longer."""
-
-    reason: CacheMissReason = "evicted"
-
-
-@dataclass(frozen=True)
-class Fail:
-    """Answer with an error."""
-
-    code: str
-
-
-@dataclass(frozen=True)
-class Slow:
-    """Compute for so long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Late:
-    """Compute at once, but let the answer travel for so long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Never answer; `applied` says whether the step is computed all the same."""
-
-    applied: bool = False
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Lose the link instead of answering; `applied` says whether the step is computed before."""
-
-    applied: bool = False
-
-
-@dataclass(frozen=True)
-class Crash:
-    """Lose the link and every session; come back as a new process after so long (None: never)."""
-
-    back_after_s: float | None = 0.0
-
-
-@dataclass(frozen=True)
-class Mangle:
-    """Change the answer."""
-
-    change: Callable[[Message, dict[str, WireTensor]], tuple[Message, dict[str, WireTensor]]]
-
-
-Fate = Miss | Fail | Slow | Late | Drop | Cut | Crash | Mangle
-Script = Callable[[Step, int], Fate | None]
-"""What happens to a step, given it and its number among those that this node has received."""
-
-
-def nth(number: int, *fates: Fate) -> Script:
-    """The step of this number, counted from 0, and those after it meet these fates; the others are served."""
-    return lambda _step, count: fates[count - number] if 0 <= count - number < len(fates) else None
-
-
-@dataclass
-class Held:
-    """One session."""
-
-    states: list[int]
-    length: int
-    epoch: int
-    step_index: int
-    sampling: SamplingParams | None
+__all__ = [
+    "MODEL",
+    "VOCAB_SIZE",
+    "Crash",
+    "Cut",
+    "Drop",
+    "Fail",
+    "Fate",
+    "Late",
+    "Mangle",
+    "Miss",
+    "Script",
+    "ScriptedLink",
+    "ScriptedNode",
+    "Slow",
+    "create_dial",
+    "ids_of",
+    "nth",
+]
 
 
 @dataclass(eq=False)
@@ -133,58 +88,6 @@ class _Queued:
     tensors: dict[str, WireTensor]
     arrived_at: float
     is_cancelled: bool = False
-
-
-class ScriptedLink:
-    """The gateway's end of a link to a scripted node."""
-
-    def __init__(self, node: ScriptedNode) -> None:
-        self.counters = LinkCounters()
-        self.node = node
-        self.info = node.info
-        self.is_closed = False
-        self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    @property
-    def peer_node(self) -> NodeInfo | None:
-        """What the node said at the handshake."""
-        return self.info
-
-    def send_now(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> bool:
-        """Never at once: what is sent waits, as on a busy link."""
-        return False
-
-    async def send(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
-        """Hand a message to the node."""
-        if self.is_closed:
-            raise LinkClosed("link_closed", "the link is closed")
-        pieces = encode_frame(encode_header(message), tensors)
-        self.counters.count_sent(message.kind, pieces)
-        self.node.receive(self, b"".join(pieces))
-
-    async def receive(self) -> tuple[Message, dict[str, WireTensor]]:
-        """The node's next message."""
-        data = await self._arrived.get()
-        if data is None:
-            raise LinkClosed("connection_lost", "the node is gone")
-        frame = decode_frame(data)
-        message = decode_header(frame.header)
-        self.counters.count_received(message.kind, len(data))
-        return message, frame.tensors
-
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close this end."""
-        self.cut()
-
-    def cut(self) -> None:
-        """Lose the connection."""
-        self.is_closed = True
-        self._arrived.put_nowait(None)
-
-    def deliver(self, message: Message, tensors: Mapping[str, WireTensor] | None = None) -> None:
-        """Let a message of the node arrive."""
-        if not self.is_closed:
-            self._arrived.put_nowait(b"".join(encode_frame(encode_header(message), tensors)))
 
 
 @dataclass
@@ -202,7 +105,9 @@ class ScriptedNode:
         token_ids: Whether it announces ids; by default the truth.
         streams: Hidden states of rank 4 instead of 3.
         step_s: What each step takes; steps are computed one after the other.
-        sessions_max: And the rest: what it announces.
+        sessions_max: And the following: what it announces.
+        loses_fork: Whether a fork comes to nothing.
+        faults: What it was asked that no gateway may ask.
     """
 
     node_id: str
@@ -218,6 +123,13 @@ class ScriptedNode:
     sessions_max: int = 8
     bytes_max: int = 0
     bytes_per_token: int = 10
+    state: NodeState = "ready"
+    context_len: int = 0
+    sampling: tuple[str, ...] = SAMPLING_FIELDS
+    features: tuple[str, ...] = FEATURES
+    loses_fork: Callable[[Fork], bool] = lambda _fork: False
+    faults: list[str] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
     model: str = MODEL
     address: str = ""
     script: Script = lambda _step, _count: None
@@ -254,18 +166,21 @@ class ScriptedNode:
             model=self.model,
             layers=self.layers,
             num_layers=self.num_layers,
-            state="ready",
+            state=self.state,
             kv_cache=self.kv_cache,
             token_ids=not self.text_tail if self.token_ids is None else self.token_ids,
             kv_sessions_max=self.sessions_max,
             kv_bytes_max=self.bytes_max,
             kv_bytes_per_token=self.bytes_per_token,
+            context_len=self.context_len,
+            sampling=self.sampling,
+            features=self.features,
         )
 
     @property
-    def is_last(self) -> bool:
-        """Whether it draws tokens."""
-        return self.layers.end == self.num_layers
+    def stage(self) -> Stage:
+        """What it computes."""
+        return Stage(self.layers, self.num_layers, self.text_tail, self.streams)
 
     # --- what tests do to it --------------------------------------------------------------------
 
@@ -335,6 +250,8 @@ class ScriptedNode:
             case Heartbeat(reply=False):
                 self.heartbeats += 1
                 link.deliver(Heartbeat(seq=message.seq, reply=True, stats=self._stats()))
+            case Fork():
+                self._fork(message)
             case Release() | Cancel():
                 self.ended.append(message)
                 self._cancel(message.session)
@@ -363,6 +280,7 @@ class ScriptedNode:
 
     def _stats(self) -> NodeStats:
         return NodeStats(
+            state=self.state,
             sessions=len(self.sessions),
             kv_bytes=sum(held.length for held in self.sessions.values()) * self.bytes_per_token,
             queued_steps=self._work.qsize() + self.queued_elsewhere,
@@ -459,45 +377,41 @@ class ScriptedNode:
     def _compute(
         self, step: Step, tensors: dict[str, WireTensor], base: Held | None
     ) -> tuple[Message, dict[str, WireTensor]]:
-        values = self._read(step, tensors)
-        if len(values) != step.new_len or (step.cache != "decode" and step.past_len):
-            return _error(step, "bad_step")
-        states = list(base.states) if base else [0] * len(self.layers)
-        for index, layer in enumerate(range(self.layers.start, self.layers.end)):
-            values = run_layer(layer, states[index], values)
-            states[index] = values[-1]
-        length = step.past_len + step.new_len
-        sampling = step.sampling or (base.sampling if base else None)
+        try:
+            held, (result, answers) = self.stage.compute(step, tensors, base)
+        except StepFailed as error:
+            self.faults.append(f"{error.message}: {step}")
+            return _error(step, error.code)
         is_cached = step.cache is not None and self.caches
         if is_cached:
-            self.sessions[step.session] = Held(states, length, step.epoch, step.step_index, sampling)
+            self.sessions[step.session] = held
             self.applied[self.pid, step.session, step.step_index, step.epoch] += 1
         self.steps[(step.cache or "stateless") if self.caches else "stateless"] += 1
-        return self._answer(step, values, length, sampling, is_cached=is_cached)
+        self._look_for_what_was_not_announced(step)
+        return replace(result, cached=is_cached), answers
 
-    def _answer(
-        self, step: Step, values: list[int], length: int, sampling: SamplingParams | None, *, is_cached: bool
-    ) -> tuple[Message, dict[str, WireTensor]]:
-        result = StepResult(session=step.session, step_index=step.step_index, epoch=step.epoch, cached=is_cached)
-        output_len = step.new_len if step.output_len is None else step.output_len
-        if not output_len:
-            return result, {}
-        if not self.is_last:
-            return result, {"hidden_states": self._write(values[-output_len:])}
-        assert sampling is not None, "a last hop needs sampling parameters"
-        token = draw(values[-1], VOCAB_SIZE, sampling, length)
-        if self.text_tail:
-            return replace(result, text=text_of(token)), {}
-        return replace(result, token_ids=(token,)), {}
+    def _look_for_what_was_not_announced(self, step: Step) -> None:
+        asked = set(step.sampling.asked_fields()) if step.sampling else set()
+        asked -= set(self.sampling)
+        if step.score is not None and "score" not in self.features:
+            asked.add("score")
+        if step.pool is not None and "embed" not in self.features:
+            asked.add("embed")
+        if asked:
+            self.faults.append(f"asked for {sorted(asked)}")
+        if self.context_len and step.past_len + step.new_len > self.context_len:
+            self.faults.append(f"asked for {step.past_len + step.new_len} positions")
 
-    def _read(self, step: Step, tensors: dict[str, WireTensor]) -> list[int]:
-        if not self.layers.start:
-            return read_ids(tensors["token_ids"])
-        hidden = tensors["hidden_states"]
-        return _read_streams(hidden) if self.streams else read_hidden(hidden)
-
-    def _write(self, values: Sequence[int]) -> WireTensor:
-        return _write_streams(values) if self.streams else write_hidden(values)
+    def _fork(self, fork: Fork) -> None:
+        self.forks.append(fork)
+        if "fork" not in self.features:
+            self.faults.append("asked for a fork")
+        held = self.sessions.get(fork.session)
+        if held is None or self.loses_fork(fork) or not self.caches:
+            return
+        if (fork.layers, fork.model, fork.past_len) != (self.layers, self.model, held.length):
+            return
+        self.sessions[fork.target] = replace(held, epoch=fork.epoch, sampling=fork.sampling or held.sampling)
 
 
 def create_dial(nodes: Sequence[ScriptedNode]) -> Callable[[str, Hello], Awaitable[ScriptedLink]]:
@@ -520,19 +434,3 @@ def _miss(step: Step, reason: CacheMissReason) -> tuple[Message, dict[str, WireT
 
 def _error(step: Step, code: str) -> tuple[Message, dict[str, WireTensor]]:
     return Error(code=code, message=code, session=step.session, step_index=step.step_index, epoch=step.epoch), {}
-
-
-def _write_streams(values: Sequence[int]) -> WireTensor:
-    """Rank 4, two residual streams: ``[2, 1, n, 2]``, the upper half of each hash in one, the lower in the other."""
-    rows = [[value >> shift & 0xFFFF for value in values for shift in shifts] for shifts in ((0, 16), (32, 48))]
-    parts = [float(part) for row in rows for part in row]
-    return WireTensor("f32", (2, 1, len(values), 2), memoryview(struct.pack(f"<{len(parts)}f", *parts)))
-
-
-def _read_streams(tensor: WireTensor) -> list[int]:
-    assert tensor.shape[:2] == (2, 1)
-    assert tensor.shape[3] == 2
-    count = tensor.shape[2]
-    parts = [int(part) for part in struct.unpack(f"<{tensor.data.nbytes // 4}f", tensor.data)]
-    low, high = parts[: 2 * count], parts[2 * count :]
-    return [low[2 * i] | low[2 * i + 1] << 16 | high[2 * i] << 32 | high[2 * i + 1] << 48 for i in range(count)]

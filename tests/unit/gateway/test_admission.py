@@ -22,7 +22,7 @@ def node(node_id: str = "a", layers: str = "0:2", **fields: object) -> NodeInfo:
 
 def demand(session: str, tokens: int = 1000) -> Demand:
     """A demand that may begin with one token."""
-    return Demand(session, tokens, tokens_min=1)
+    return Demand(sessions=(session,), tokens=tokens, tokens_min=1)
 
 
 def create_admission(queue_max: int = 3) -> Admission:
@@ -32,7 +32,7 @@ def create_admission(queue_max: int = 3) -> Admission:
 
 def admitted(admission: Admission, *nodes: NodeInfo) -> list[str]:
     """Sessions that start now."""
-    return [each.session for each in admission.admit(nodes)]
+    return [session for each in admission.admit(nodes) for session in each.sessions]
 
 
 def test_sessions_start_in_order_until_the_slots_are_taken() -> None:
@@ -81,7 +81,7 @@ def test_a_full_replica_is_passed_over() -> None:
     nodes = [node("a", kv_sessions_max=1), node("b", kv_sessions_max=1)]
     for session in ("s1", "s2"):
         admission.enqueue(demand(session), nodes)
-    routes = {each.session: each.route.hops[0].node for each in admission.admit(nodes)}
+    routes = {each.sessions[0]: each.route.hops[0].node for each in admission.admit(nodes)}
     assert routes == {"s1": "a", "s2": "b"}
 
 
@@ -92,7 +92,7 @@ def test_a_long_demand_at_the_front_is_not_overtaken() -> None:
     for session, tokens in (("s1", 700), ("long", 1000), ("short", 10)):
         admission.enqueue(demand(session, tokens), [tight])
     assert admitted(admission, tight) == ["s1"]
-    admission.withdraw("long")
+    admission.withdraw(demand("long"))
     assert admitted(admission, tight) == ["short"]
 
 
@@ -126,7 +126,7 @@ def test_what_can_never_fit_is_refused_for_good() -> None:
     """No empty mesh could hold the prompt; waiting would not help."""
     small = node(kv_bytes_max=100, kv_bytes_per_token=1)
     with pytest.raises(AdmissionRefused) as refusal:
-        create_admission().enqueue(Demand("s1", 300, tokens_min=101), [small])
+        create_admission().enqueue(Demand(sessions=("s1",), tokens=300, tokens_min=101), [small])
     assert refusal.value.code == "session_too_large"
     assert refusal.value.retry_after_s is None
 
@@ -168,3 +168,54 @@ def test_moving_a_hop_moves_its_reservation() -> None:
     admission.release("s1", lasted_s=1.0)
     admission.release("s1", lasted_s=1.0)
     assert admission.load().total() == 0
+
+
+def test_several_sessions_are_admitted_together_or_not_at_all() -> None:
+    """Half of a wave's places are no use, and would be missed by others."""
+    admission, only = create_admission(), node(kv_sessions_max=3)
+    admission.enqueue(demand("s1"), [only])
+    wave = Demand(sessions=("a", "b", "c"), tokens=10, tokens_min=1)
+    admission.enqueue(wave, [only])
+    assert admitted(admission, only) == ["s1"]
+    assert admission.load() == {"a": 1}
+    admission.release("s1", lasted_s=1.0)
+    assert admitted(admission, only) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"kv_sessions_max": 3}, 3),
+        ({"kv_bytes_max": 2 * KV_POSITIONS_MIN, "kv_bytes_per_token": 1}, 2),
+        ({"kv_bytes_max": 10, "kv_bytes_per_token": 1}, 1),
+        ({"kv_cache": False, "kv_sessions_max": 0}, 5),
+    ],
+)
+def test_a_wave_is_as_large_as_an_empty_mesh_could_hold(fields: dict[str, object], count: int) -> None:
+    """By slots and by bytes; the rest waits for its own turn."""
+    admission, only = create_admission(), node(**fields)
+    admission.enqueue(Demand(sessions=tuple("abcde"), tokens=10, tokens_min=1), [only])
+    (wave,) = admission.admit([only])
+    assert wave.sessions == tuple("abcde")[:count]
+
+
+def test_a_wave_takes_the_route_that_holds_most() -> None:
+    """Not the first by name."""
+    admission = create_admission()
+    nodes = [node("a", kv_sessions_max=2), node("b", kv_sessions_max=4)]
+    admission.enqueue(Demand(sessions=tuple("vwxyz"), tokens=10, tokens_min=1), nodes)
+    (wave,) = admission.admit(nodes)
+    assert (wave.sessions, wave.route.hops[0].node) == (tuple("vwxy"), "b")
+
+
+def test_what_has_begun_comes_first_and_is_not_refused() -> None:
+    """Before lower priorities too; the queue's bound is for newcomers."""
+    admission, only = create_admission(queue_max=1), node(kv_sessions_max=1)
+    admission.enqueue(demand("s1"), [only])
+    assert admitted(admission, only) == ["s1"]
+    admission.enqueue(Demand(sessions=("urgent",), tokens=10, tokens_min=1, priority=-9), [only])
+    admission.enqueue(Demand(sessions=("begun",), tokens=10, tokens_min=1, resumes=True), [only])
+    admission.release("s1", lasted_s=1.0)
+    assert admitted(admission, only) == ["begun"]
+    with pytest.raises(AdmissionRefused, match="queue_full"):
+        admission.enqueue(demand("s2"), [only])

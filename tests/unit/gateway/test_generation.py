@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.choice import ChoiceStream
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
-from gateway.generation import TokenStream, create_generator
+from gateway.generation import create_generator
 from gateway.generation_request import GenerationRequest
 from gateway.mesh import create_mesh
 from shared.messages import Cancel, Message, Release, SamplingParams, StepResult
 from tests.support.memory_mesh import GREEDY, PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import Crash, Mangle, Miss, Slow, nth
 
-Entered = tuple[AbstractAsyncContextManager[TokenStream], TokenStream]
+Entered = tuple[AbstractAsyncContextManager[ChoiceStream], ChoiceStream]
 
 
 async def enter(mesh: ScriptedMesh, max_tokens: int = 8) -> Entered:
@@ -28,7 +29,7 @@ async def enter(mesh: ScriptedMesh, max_tokens: int = 8) -> Entered:
     return generation, tokens
 
 
-async def leave(generation: AbstractAsyncContextManager[TokenStream]) -> None:
+async def leave(generation: AbstractAsyncContextManager[ChoiceStream]) -> None:
     """Leave it."""
     await generation.__aexit__(None, None, None)
     await idle()
@@ -142,6 +143,51 @@ def _with_text(message: Message, text: str) -> Message:
     return replace(message, text=text)
 
 
+async def test_finishing_ends_the_stream_and_releases() -> None:
+    """A stop string: the reader needs no more."""
+    async with scripted_mesh() as mesh:
+        generation, tokens = await enter(mesh)
+        tokens.finish(0)
+        tokens.finish(0)
+        with pytest.raises(StopAsyncIteration):
+            await anext(tokens)
+        assert tokens.is_complete
+        await leave(generation)
+        assert all(node.ended == [Release(session="s1")] for node in mesh.nodes)
+        assert len(mesh.nodes[0].seen) == 2
+        mesh.assert_nothing_left()
+
+
+async def test_finishing_while_a_token_is_awaited_computes_it_no_further() -> None:
+    """By another task than the one that reads, whose stream just ends."""
+    async with scripted_mesh() as mesh:
+        mesh.nodes[1].script = nth(2, Slow(5.0))
+        generation, tokens = await enter(mesh)
+        waiting = asyncio.ensure_future(anext(tokens, None))
+        await mesh.drive(mesh.clock.sleep(1))
+        tokens.finish(0)
+        assert await mesh.drive(waiting) is None
+        assert len(mesh.nodes[2].seen) == 2, "the last hop was not reached again"
+        await leave(generation)
+        assert all(node.ended == [Release(session="s1")] for node in mesh.nodes)
+        await mesh.drive(mesh.clock.sleep(10))
+        mesh.assert_nothing_left()
+
+
+async def test_a_reader_cancelled_in_the_moment_of_finishing_is_cancelled() -> None:
+    """Its own cancellation is not taken for ours."""
+    async with scripted_mesh() as mesh:
+        mesh.nodes[1].script = nth(2, Slow(5.0))
+        generation, tokens = await enter(mesh)
+        waiting = asyncio.ensure_future(anext(tokens, None))
+        await idle()
+        waiting.cancel()
+        tokens.finish(0)
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        await leave(generation)
+
+
 # --- waiting for a place ------------------------------------------------------------------------
 
 
@@ -231,8 +277,10 @@ async def test_who_waits_in_the_queue_when_the_route_is_lost_is_told() -> None:
         waiting = asyncio.create_task(mesh.generate(1))
         await mesh.drive(mesh.clock.sleep(10))
         mesh.nodes[0].stop()
+        lost_at_s = mesh.clock.monotonic()
         with pytest.raises(NotReady):
             await mesh.drive(waiting)
+        assert mesh.clock.monotonic() - lost_at_s == pytest.approx(4.0)
         await leave(generation)
 
 
@@ -241,6 +289,17 @@ async def test_queue_time_is_told_apart() -> None:
     async with scripted_mesh(["0:6"], node_options={0: {"sessions_max": 1}}) as mesh:
         generation, _ = await enter(mesh)
         waiting = asyncio.create_task(mesh.generate_with_figures(1))
+        await mesh.drive(mesh.clock.sleep(7))
+        await leave(generation)
+        _, stream = await mesh.drive(waiting)
+        assert stream.figures.queued_s == pytest.approx(7)
+
+
+async def test_queue_time_is_told_apart_for_several_choices() -> None:
+    """It is the request's, and not added up."""
+    async with scripted_mesh(["0:6"], node_options={0: {"sessions_max": 2}}) as mesh:
+        generation, _ = await enter(mesh)
+        waiting = asyncio.create_task(mesh.generate_with_figures(1, choices=(GREEDY, SEEDED)))
         await mesh.drive(mesh.clock.sleep(7))
         await leave(generation)
         _, stream = await mesh.drive(waiting)

@@ -222,3 +222,52 @@ def test_id_batches_survive_growing_ids() -> None:
     assert ids_of(batches[0]) == [1, 2, 3]
     inputs.restart()
     assert inputs.length == 0
+
+
+def test_copies_share_their_pieces_in_the_budget() -> None:
+    """What both keep counts once, until neither keeps it."""
+    journal = Journal(1 << 20)
+    first = journal.open()
+    first.append(piece(range(4)))
+    shared_bytes = journal.nbytes
+    second, third = first.copy(), first.copy()
+    assert journal.nbytes == shared_bytes
+    second.append(piece([4]))
+    assert [inputs.length for inputs in (first, second, third)] == [4, 5, 4]
+    first.close()
+    assert journal.nbytes > shared_bytes
+    assert third.holds(4)
+    second.close()
+    assert journal.nbytes == shared_bytes
+    third.close()
+    assert journal.nbytes == 0
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    """Restarting one leaves the other whole."""
+    journal = Journal(1 << 20)
+    first = journal.open()
+    first.append(piece(range(4)))
+    second = first.copy()
+    first.restart()
+    first.append(piece([9, 10]))
+    second.append(piece([4]))
+    (batch,) = second.batches(100)
+    assert floats(batch.tensor) == floats(piece(range(5)).tensor)
+    assert first.length == 2
+
+
+def test_over_the_budget_copies_are_dropped_until_their_pieces_are_free() -> None:
+    """Dropping one of two frees nothing yet."""
+    journal = Journal(1 << 20)
+    first = journal.open()
+    first.append(piece(range(400)))
+    second = first.copy()
+    journal.bytes_max = journal.nbytes
+    other = journal.open()
+    other.append(piece([0]))
+    assert not first.holds(400)
+    assert not second.holds(400)
+    assert other.holds(1)
+    assert journal.drops == 2
+    assert 0 < journal.nbytes < journal.bytes_max

@@ -22,6 +22,7 @@ from shared.messages import (
     Cancel,
     Drain,
     Error,
+    Fork,
     Heartbeat,
     LoadProgress,
     Release,
@@ -355,6 +356,37 @@ async def test_releases_reach_a_process_that_was_out_of_reach(
     await mesh.until(lambda: link.is_open)
     await idle()
     assert node.ended == [Release(session="s")]
+
+
+async def test_a_release_posted_in_the_moment_the_link_breaks_is_kept(
+    mesh: ScriptedMesh, node: ScriptedNode, link: NodeLink
+) -> None:
+    """Sending it fails, and it leaves again over the next link."""
+    await mesh.drive(ask(link))
+    node.cut()
+    link.post(Release(session="s"))
+    await mesh.until(lambda: link.connects == 2)
+    await idle()
+    assert node.ended == [Release(session="s")]
+
+
+async def test_a_fork_is_not_kept_for_later(mesh: ScriptedMesh, node: ScriptedNode, link: NodeLink) -> None:
+    """What it copies may be another state by then; the copy's first decode is a miss."""
+    await mesh.drive(ask(link))
+    fork = Fork(session="s", target="t", past_len=1, layers=node.layers, model=MODEL)
+    node.reachable = False
+    node.cut()
+    await mesh.until(lambda: not link.is_open)
+    link.post(fork)
+    mesh.mesh.fork("a", fork)
+    node.reachable = True
+    await mesh.until(lambda: link.is_open)
+    await idle()
+    assert node.forks == []
+    mesh.mesh.fork("a", fork)
+    await idle()
+    assert node.forks == [fork]
+    assert set(node.sessions) == {"s", "t"}
 
 
 async def test_releases_for_a_process_that_is_gone_are_forgotten(

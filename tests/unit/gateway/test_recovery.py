@@ -284,7 +284,7 @@ async def test_the_replay_starts_at_the_nearest_whole_journal() -> None:
     async with scripted_mesh() as mesh:
         async with mesh.generator.generation(mesh.request()) as tokens:
             seen = [(await mesh.drive(anext(tokens))).id for _ in range(3)]
-            generation = next(iter(mesh.generator._running.values()))
+            generation = next(iter(mesh.generator.lifecycle.running.values()))
             generation.session.hops[2].journal.drop()  # type: ignore[attr-defined]
             mesh.nodes[2].sessions.clear()
             seen += [(await mesh.drive(anext(tokens))).id for _ in range(5)]

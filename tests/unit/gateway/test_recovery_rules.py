@@ -100,7 +100,7 @@ def started(*others: tuple[str, NodeInfo]) -> tuple[Admission, Session]:
     """An admission in which session ``s`` runs on node ``a``, and other sessions on their nodes."""
     admission = Admission(model="m", num_layers=2, queue_max=9)
     for session_id, where in (("s", node("a")), *others):
-        admission.enqueue(Demand(session_id, 10, tokens_min=1), [where])
+        admission.enqueue(Demand(sessions=(session_id,), tokens=10, tokens_min=1), [where])
         admission.admit([where])
     session = create_session(
         "s",

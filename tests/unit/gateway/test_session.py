@@ -5,21 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gateway.journal import Journal, StepInput
-from gateway.session import (
-    TOKEN_ID_MAX,
-    ReplayNeeded,
-    Session,
-    accept,
-    create_session,
-    drawn_token,
-    hidden_states,
-    plan_step,
-)
+from gateway.logprob_rows import TOKEN_ID_MAX
+from gateway.session import Session, create_session, fork_session
+from gateway.step_answer import drawn_token, hidden_states
+from gateway.step_plan import ReplayNeeded, accept, plan_step
 from shared.errors import StepFailed
 from shared.layers import LayerRange
 from shared.messages import NodeInfo, SamplingParams, Step, StepResult
 from shared.route import Hop, Route
-from tests.support.fake_runner import write_hidden
+from tests.support.fake_runner import read_ids, write_hidden
 
 SAMPLING = SamplingParams(temperature=0.5, seed=3)
 RANGES = [LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, 6)]
@@ -71,14 +65,14 @@ def run_pass(session: Session, end: int) -> list[Step]:
 
 def test_a_prefill_is_cut_into_chunks() -> None:
     """The last chunk ends with the prompt."""
-    assert create(10).chunk_ends() == [4, 8, 10]
-    assert create(8).chunk_ends() == [4, 8]
-    assert create(1).chunk_ends() == [1]
+    assert create(10).chunk_ends(10) == [4, 8, 10]
+    assert create(8).chunk_ends(8) == [4, 8]
+    assert create(1).chunk_ends(1) == [1]
 
 
 def test_a_prefill_through_a_stateless_hop_is_not_cut() -> None:
     """That hop needs all positions at each step, so chunks would only repeat work."""
-    assert create(10, stateless=(1,)).chunk_ends() == [10]
+    assert create(10, stateless=(1,)).chunk_ends(10) == [10]
 
 
 def test_the_first_chunk_creates_and_the_next_continue() -> None:
@@ -209,3 +203,62 @@ def test_a_last_hop_answers_with_an_id_or_a_text() -> None:
     assert drawn_token(StepResult(session="s", step_index=0, text="x")) is None
     with pytest.raises(StepFailed, match="bad_answer"):
         drawn_token(StepResult(session="s", step_index=0))
+
+
+def test_a_draw_with_history_is_told_the_ids_at_each_step_of_the_last_hop() -> None:
+    """Of exactly its positions; a stateless hop is told all, and no other hop any."""
+    for stateless in ((), (2,)):
+        session = create(6, stateless=stateless)
+        session.sampling = SamplingParams(repetition_penalty=1.2)
+        named = [run_named(session, end) for end in session.chunk_ends(6)]
+        session.ids.append(77)
+        named.append(run_named(session, 7))
+        whole = list(range(6))
+        assert named == ([[*whole], [*whole, 77]] if stateless else [[0, 1, 2, 3], [4, 5], [77]])
+
+
+def run_named(session: Session, end: int) -> list[int]:
+    """The token ids that the last hop is told in one pass; the second hop must be told none."""
+    step_into(session, 0, session.begin_pass(end))
+    for index in (1, 2):
+        entering = hidden(end - session.passed)
+        session.hops[index].journal.append(entering)
+        step, tensors = plan_step(session, index, entering, session.output_len(index, entering.new_len))
+        accept(session, index, step, StepResult(session="s", step_index=step.step_index, cached=step.cache is not None))
+        assert ("token_ids" in tensors) is (index == 2)
+    named = read_ids(tensors["token_ids"])
+    session.end_pass()
+    return named
+
+
+def test_a_fork_goes_on_from_the_same_positions() -> None:
+    """With its own ids, journals, epochs and sampling; the source notices nothing."""
+    session = create(6)
+    run_pass(session, 4)
+    session.begin_epoch()
+    sampling = SamplingParams(seed=9)
+    copy = fork_session(session, "t", sampling)
+    copy.ids.append(77)
+    copy.begin_epoch()
+    copy.hops[1].forget()
+    steps = run_pass(copy, 6)
+    assert [(step.session, step.cache, step.past_len, step.epoch) for step in (steps[0], steps[2])] == [
+        ("t", "decode", 4, 2),
+        ("t", "decode", 4, 2),
+    ]
+    assert copy.sampling == sampling
+    assert (session.epoch, len(session.ids), session.passed) == (1, 6, 4)
+    assert [hop.held_len for hop in session.hops] == [4, 4, 4]
+    assert [hop.journal.length for hop in session.hops] == [4, 4, 4]
+    assert [hop.journal.length for hop in copy.hops] == [6, 6, 6]
+
+
+def test_a_session_forks_only_between_two_passes() -> None:
+    """Before the first there is nothing to copy, within one the hops hold different lengths."""
+    session = create(6)
+    with pytest.raises(ValueError, match="0 of 0"):
+        fork_session(session, "t", SAMPLING)
+    run_pass(session, 4)
+    session.begin_pass(6)
+    with pytest.raises(ValueError, match="4 of 6"):
+        fork_session(session, "t", SAMPLING)
