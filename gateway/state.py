@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from gateway.generation_request import GenerationRequest
 from gateway.openai_errors import model_not_found
@@ -15,6 +15,7 @@ from gateway.response_writer import StreamLimits
 from gateway.token_feed import TokenStream
 from gateway.tokenizer import ChatTokenizer
 from shared.clock import Clock, SystemClock
+from shared.messages import Pooling
 
 ANY_MODEL = "default"
 """The name under which any served model answers, for callers that do not care."""
@@ -22,10 +23,6 @@ BODY_BYTES_MAX = 8 * 2**20
 """Room for a million tokens of text; the JSON of a larger prompt is a mistake."""
 SEED_BITS = 53
 """What a seed may be on the wire (`shared.messages.COUNT_MAX`)."""
-
-
-Pooling = Literal["mean", "last"]
-"""How a prompt's hidden states become one vector: their mean, or that of the last token."""
 
 
 class TokenSource(Protocol):

@@ -9,8 +9,8 @@ from gateway.embeddings.vectors import EncodingFormat
 from gateway.openai_fields import read_boolean, read_word
 from gateway.openai_schema import decode_object, read_model
 from gateway.parameter_table import Harmless, ParameterTable, Refused
-from gateway.state import Pooling
 from gateway.text_input import TextInput, read_text_inputs
+from shared.messages import Pooling
 
 INPUTS_MAX = 2048
 """As OpenAI's."""
