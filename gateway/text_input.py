@@ -7,6 +7,7 @@ and the tokenizer adds what it adds to any text (a begin-of-text token, where it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from gateway.openai_errors import ApiError, invalid_type, invalid_value, missing
 from gateway.tokenizer import ChatTokenizer, PromptTooLong
@@ -51,10 +52,10 @@ def _read_item(item: object, path: str) -> TextInput:
 
 
 def _read_ids(items: Sequence[object], path: str) -> tuple[int, ...]:
-    for index, item in enumerate(items):
-        if not _is_id(item):
-            raise invalid_type(f"{path}[{index}]", "a token id", item)
-    return tuple(items)  # type: ignore[arg-type]  # checked above, one by one
+    if set(map(type, items)) <= {int}:  # a body may hold millions: the common case is told in one go
+        return tuple(cast("Sequence[int]", items))
+    index, item = next((index, item) for index, item in enumerate(items) if not _is_id(item))
+    raise invalid_type(f"{path}[{index}]", "a token id", item)
 
 
 def _is_id(item: object) -> bool:
@@ -102,10 +103,10 @@ def check_ids(ids: Sequence[int], tokenizer: ChatTokenizer, path: str) -> None:
     Raises:
         ApiError: 400.
     """
-    for index, token_id in enumerate(ids):
-        if not 0 <= token_id < tokenizer.ids_end:
-            limit = f"a token id of this model is from 0 to {tokenizer.ids_end - 1}"
-            raise invalid_value(f"{path}[{index}]", limit)
+    if not ids or (min(ids) >= 0 and max(ids) < tokenizer.ids_end):
+        return
+    index = next(index for index, token_id in enumerate(ids) if not 0 <= token_id < tokenizer.ids_end)
+    raise invalid_value(f"{path}[{index}]", f"a token id of this model is from 0 to {tokenizer.ids_end - 1}")
 
 
 def check_total(ids: Sequence[Sequence[int]], param: str, *, tokens_max: int) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from gateway.generation_request import GenerationRequest, PromptScores, Token, TokenLogprobs
+from gateway.generation_request import Token
 from shared.errors import MeshError
 from tests.support.api_server import MODEL, ApiServer, running_api
-from tests.support.completion_validator import ValidTextStream, validate_text_stream
+from tests.support.completion_calls import choices, complete, stream
+from tests.support.completion_validator import validate_text_stream
 from tests.support.fleet import wait_until
 from tests.support.scripted_generator import FOR_EVER
-from tests.support.scripted_scores import greedy, logprobs_after, prompt_scores
-from tests.support.text_tokenizers import CONTEXT_LEN, build_byte_level, build_metaspace, build_word_piece
+from tests.support.scripted_scores import prompt_scores
+from tests.support.text_tokenizers import CONTEXT_LEN, build_byte_level
 
 TEXT = "Hell\u00f6 \u4f60\u597d, \U0001f600\u2028 the mesh.\n"
 NOTICED_S = 1.0
-INVALID = "invalid_value"
 
 
 @pytest.fixture(scope="module")
@@ -46,45 +43,6 @@ def api(server: ApiServer) -> Iterator[ApiServer]:
     server.generator.admission = []
     server.answer_with("fine")
     assert complete(server, prompt="a").json()["choices"][0]["text"] == "fine"
-
-
-def complete(api: ApiServer, **body: Any) -> httpx.Response:
-    """POST."""
-    return api.http.post("/v1/completions", json={"model": MODEL, **body})
-
-
-def choices(api: ApiServer, **body: Any) -> list[dict[str, Any]]:
-    """Of a call that is not streamed, in their order."""
-    response = complete(api, **body)
-    assert response.status_code == 200, response.text
-    found: list[dict[str, Any]] = response.json()["choices"]
-    assert [choice["index"] for choice in found] == list(range(len(found)))
-    return found
-
-
-def stream(api: ApiServer, **body: Any) -> ValidTextStream:
-    """A streamed call, validated."""
-    response = complete(api, stream=True, **body)
-    assert response.status_code == 200, response.text
-    options = body.get("stream_options") or {}
-    return validate_text_stream(
-        response.content,
-        include_usage=bool(options.get("include_usage")),
-        continuous_usage=bool(options.get("continuous_usage_stats")),
-    )
-
-
-def scripted_model(request: GenerationRequest) -> list[Token]:
-    """Each choice is what the little model of `scripted_scores` says, with log-probabilities if asked for."""
-    answer = greedy(request.prompt_ids, request.max_tokens)
-    tokens = []
-    for position, token_id in enumerate(answer):
-        previous = [*request.prompt_ids, *answer][len(request.prompt_ids) + position - 1]
-        for choice, sampling in enumerate(request.choices):
-            top = sampling.logprobs
-            logprobs = None if top is None else logprobs_after(previous, token_id, top)
-            tokens.append(Token(token_id, choice, logprobs))
-    return tokens
 
 
 def test_a_plain_completion_as_the_sdk_reads_it(api: ApiServer):
@@ -229,66 +187,6 @@ def test_no_tokens_and_no_echo_is_an_empty_text(api: ApiServer):
     assert not api.generator.requests
 
 
-@pytest.mark.parametrize("echo", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_logprobs_are_the_same_in_both_modes(api: ApiServer, echo: bool, count: int):
-    """Four lists of equal lengths, offsets that point into the text, every token among its alternatives."""
-    api.generator.scores, api.generator.script = prompt_scores, scripted_model
-    body = {"prompt": ["The \u4f60 mesh", "b"], "n": 2, "max_tokens": 8, "logprobs": count, "echo": echo}
-    whole = choices(api, **body)
-    streamed = stream(api, **body)
-    for choice in whole:
-        logprobs = choice["logprobs"]
-        assert streamed.choices[choice["index"]].logprobs == logprobs
-        prompt_tokens = len(api.generator.requests[choice["index"] // 2].prompt_ids) if echo else 0
-        assert {len(values) for values in logprobs.values()} == {prompt_tokens + 8}
-        for token, value, top, offset in zip(*logprobs.values(), strict=True):
-            if value is None:
-                assert echo
-                assert (top, offset) == (None, 0)
-                continue
-            assert top[token] == value
-            assert count <= len(top) <= count + 1
-            assert token.startswith("bytes:") or choice["text"].startswith(token, offset)
-    assert whole[0]["logprobs"] == whole[1]["logprobs"]
-
-
-def test_half_a_character_is_spelled_by_its_bytes(api: ApiServer):
-    """And begins where the character does."""
-    ids = api.tokenizer.encode_text("\U0001f680")
-    assert len(ids) > 1
-    api.generator.script = lambda _request: [Token(token_id, 0, TokenLogprobs(-1.0)) for token_id in ids]
-    (choice,) = choices(api, prompt="a", logprobs=0, max_tokens=len(ids))
-    assert choice["text"] == "\U0001f680"
-    spelled = [token.removeprefix("bytes:").replace("\\x", "") for token in choice["logprobs"]["tokens"]]
-    assert b"".join(map(bytes.fromhex, spelled)).decode() == "\U0001f680"
-    assert set(choice["logprobs"]["text_offset"]) == {0}
-
-
-def test_the_best_of_several(api: ApiServer):
-    """The likeliest per token first; all that was generated is counted; no log-probabilities unless asked for."""
-    a, b, c, end = (*(api.tokenizer.encode_text(letter)[0] for letter in "abc"), min(api.tokenizer.eos_ids))
-
-    def script(request: GenerationRequest) -> list[Token]:
-        means = {0: -3.0, 1: -1.0, 2: -2.0}
-        assert all(params.logprobs == 0 for params in request.choices)
-        return [
-            token
-            for choice, token_id in enumerate((a, b, c))
-            for token in (
-                Token(token_id, choice, TokenLogprobs(means[choice])),
-                Token(end, choice, TokenLogprobs(means[choice])),
-            )
-        ]
-
-    api.generator.script = script
-    response = complete(api, prompt=["x", "y"], n=2, best_of=3).json()
-    assert [choice["text"] for choice in response["choices"]] == ["b", "c", "b", "c"]
-    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
-    assert all(choice["logprobs"] is None for choice in response["choices"])
-    assert response["usage"]["completion_tokens"] == 12
-
-
 def test_token_ids_on_request(api: ApiServer):
     """The prompt's and the answer's, in both modes."""
     ids = api.answer_with("The mesh")
@@ -313,7 +211,7 @@ def test_token_ids_on_request(api: ApiServer):
         ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "invalid_type"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_value"),
         ({"prompt": ["a"] * 8, "n": 128, "max_tokens": 250, "logprobs": 20}, "logprobs", "invalid_value"),
-        ({"prompt": [[5] * 250] * 256, "n": 4, "echo": True, "logprobs": 20, "max_tokens": 0}, "logprobs", INVALID),
+        ({"prompt": [[5] * 200] * 256, "n": 4, "echo": True, "logprobs": 20}, "logprobs", "invalid_value"),
         ({"prompt": "a", "logprobs": True}, "logprobs", "invalid_type"),
         ({"prompt": "a", "n": 0}, "n", "invalid_value"),
         ({"prompt": "a", "n": 129}, "n", "invalid_value"),
@@ -412,80 +310,3 @@ def test_a_client_that_leaves_ends_all_prompts(api: ApiServer, streams: bool):
     wait_until(lambda: api.generator.active == 0, "the end of the work", NOTICED_S)
     assert set(api.generator.ends) == {"cancelled"}
     assert len(api.generator.requests) == 4
-
-
-@pytest.mark.parametrize("build", [build_byte_level, build_metaspace, build_word_piece])
-def test_random_tokens_give_the_same_in_both_modes(tmp_path: Path, build: Callable[[Path], Path]):
-    """Invalid UTF-8, special tokens, stop strings across borders: text, log-probabilities, ids and reasons agree."""
-    rng = random.Random(11)
-    with running_api(build(tmp_path)) as api:
-        for _ in range(15):
-            ids = [[rng.randrange(api.tokenizer.ids_end) for _ in range(30)] for _ in range(2)]
-            tokens = [
-                Token(token_id, choice, TokenLogprobs(-rng.random(), ((rng.randrange(5), -0.5),)))
-                for pair in zip(*ids, strict=True)
-                for choice, token_id in enumerate(pair)
-            ]
-            api.generator.script = lambda _request, tokens=tokens: tokens
-            api.generator.scores = lambda request: PromptScores([None, *[TokenLogprobs(-1.0)] * 4])
-            prompt = [rng.randrange(api.tokenizer.ids_end) for _ in range(5)]
-            stop = rng.sample(["e", "th", "a\n", " ", "mesh", "\ufffd"], 2)
-            body = {"prompt": prompt, "n": 2, "max_tokens": 30, "logprobs": 1, "echo": True, "stop": stop}
-            whole = choices(api, **body, return_token_ids=True)
-            streamed = stream(api, **body, return_token_ids=True)
-            for choice in whole:
-                found = streamed.choices[choice["index"]]
-                assert (found.text, found.finish_reason) == (choice["text"], choice["finish_reason"])
-                assert (found.logprobs, found.token_ids) == (choice["logprobs"], choice["token_ids"])
-
-
-class LmEval:
-    """What lm-evaluation-harness's `local-completions` does for a loglikelihood task, over any token ids.
-
-    Requests as its `LocalCompletionsAPI._create_payload` builds them, answers read as its `parse_logprobs` does.
-    """
-
-    def __init__(self, post: Callable[[dict[str, Any]], httpx.Response]) -> None:
-        self._post = post
-
-    def loglikelihood(self, batch: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """Of each continuation after its context, and whether greedy decoding would have written it."""
-        payload = {
-            "model": MODEL,
-            "prompt": [context + continuation for context, continuation in batch],
-            "temperature": 0,
-            "max_tokens": 1,
-            "logprobs": 1,
-            "seed": 1234,
-            "echo": True,
-        }
-        response = self._post(payload)
-        response.raise_for_status()
-        answer = []
-        ordered = sorted(response.json()["choices"], key=lambda choice: choice["index"])
-        for choice, (context, _) in zip(ordered, batch, strict=True):
-            values = choice["logprobs"]["token_logprobs"][len(context) : -1]
-            tops = choice["logprobs"]["top_logprobs"][len(context) : -1]
-            greedy_too = all(value == max(top.values()) for value, top in zip(values, tops, strict=True))
-            answer.append((sum(values), greedy_too))
-        return answer
-
-
-def test_lm_eval_gets_the_likelihoods_of_its_continuations(api: ApiServer):
-    """Exactly, for a batch whose members differ in length, some of them greedy."""
-    api.generator.scores, api.generator.script = prompt_scores, scripted_model
-    context = [5, 60, 61]
-    batch = [
-        (context, greedy(context, 4)),
-        (context, [*greedy(context, 3), 9]),
-        ([7], [8]),
-        ([9, 200, 201, 202, 203, 204], greedy([204], 1)),
-        ([100] * 20, list(range(50, 80))),
-    ]
-    found = LmEval(lambda body: api.http.post("/v1/completions", json=body)).loglikelihood(batch)
-    for (prefix, continuation), (total, is_greedy) in zip(batch, found, strict=True):
-        ids = [*prefix, *continuation]
-        pairs = list(pairwise(ids))[len(prefix) - 1 :]
-        assert total == sum(logprobs_after(previous, token_id, 0).logprob for previous, token_id in pairs)
-        assert is_greedy == (continuation == greedy(prefix, len(continuation)))
-    assert [is_greedy for _, is_greedy in found] == [True, False, False, True, False]

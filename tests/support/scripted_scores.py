@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gateway.generation_request import GenerationRequest, PromptScores, TokenLogprobs
+from gateway.generation_request import GenerationRequest, PromptScores, Token, TokenLogprobs
 
 VOCABULARY = 256
 FIRST = 3
@@ -40,3 +40,16 @@ def greedy(ids: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         answer.append(likeliest([*ids, *answer][-1]))
     return answer
+
+
+def answers(request: GenerationRequest) -> list[Token]:
+    """Each choice is what the model says greedily, with log-probabilities if asked for."""
+    answer = greedy(request.prompt_ids, request.max_tokens)
+    tokens = []
+    for position, token_id in enumerate(answer):
+        previous = [*request.prompt_ids, *answer][len(request.prompt_ids) + position - 1]
+        for choice, sampling in enumerate(request.choices):
+            top = sampling.logprobs
+            logprobs = None if top is None else logprobs_after(previous, token_id, top)
+            tokens.append(Token(token_id, choice, logprobs))
+    return tokens
