@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Worker
 from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +40,8 @@ Tokenizer = Callable[[], LLTokenizer]
 Mask = npt.NDArray[np.bool_]
 
 
-class Matcher(Protocol):
-    """What a last hop needs of a grammar; `GrammarMatcher` in earnest."""
-
-    def foresee(self, answer: Sequence[int]) -> None:
-        """Begin to work out what may follow these tokens of the answer. Does not wait."""
-        ...
-
-    def copy(self) -> Matcher:
-        """One of its own, at the same place. May wait for work that was begun."""
-        ...
-
-
 class GrammarMatcher:
-    """One session's place in its grammar. For one thread at a time; the worker is its own affair.
+    """One session's place in its grammar, a `shard.drawing.Matcher`. For one thread at a time.
 
     Args:
         grammar: llguidance's grammar text. It is compiled by the worker: `mask` says if it cannot be.
@@ -180,7 +167,7 @@ class _Place:
 
 
 def load_tokenizer(tokenizer_json: str, end_ids: Sequence[int]) -> LLTokenizer:
-    """llguidance's view of a model's tokenizer. Takes a second for 150,000 tokens, and holds the interpreter's lock.
+    """What llguidance makes of a model's tokenizer. Takes a second for 150,000 tokens, and holds the interpreter's lock.
 
     Args:
         tokenizer_json: The text of the model's tokenizer.json.

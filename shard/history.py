@@ -33,7 +33,8 @@ class TokenHistory:
             start: Positions that come before; they stay.
             token_ids: ``[1, new_len]`` of `i32` or `i64`, every id within 32 bits: checked before.
         """
-        new_ids = token_ids.data.cast(_ITEM_CODES[token_ids.dtype])
+        new_ids = array(_ITEM_CODES[token_ids.dtype])
+        new_ids.frombytes(token_ids.data)
         end = start + len(new_ids)
         if end > len(self._ids):
             self._grow(start, end)

@@ -16,10 +16,7 @@ from shared.messages import SamplingParams
 def shifts(params: SamplingParams) -> bool:
     """Whether a parameter shifts logits."""
     return bool(
-        params.logit_bias
-        or params.repetition_penalty != 1
-        or params.frequency_penalty
-        or params.presence_penalty
+        params.logit_bias or params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
     )
 
 

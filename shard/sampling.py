@@ -34,13 +34,13 @@ class Before:
     """What a draw depends on besides logits, parameters and position.
 
     Args:
-        history_N: The ids of all positions before the token to draw, prompt and answer; needed by what
+        history: ``[N]``, the ids of all positions before the token to draw, prompt and answer; needed by what
             `SamplingParams.needs_history` names.
-        grammar_mask_V: True where the grammar allows the token; needed with a grammar.
+        grammar_mask: ``[V]``, true where the grammar allows the token; needed with a grammar.
     """
 
-    history_N: npt.NDArray[np.int32]
-    grammar_mask_V: npt.NDArray[np.bool_] | None = None
+    history: npt.NDArray[np.int32]
+    grammar_mask: npt.NDArray[np.bool_] | None = None
 
 
 _NOTHING = Before(np.empty(0, np.int32))
@@ -66,13 +66,13 @@ def sample(logits_V: torch.Tensor, params: SamplingParams, position: int, before
     highest = float(logits.max())  # NaN wins every maximum
     if not math.isfinite(highest):
         raise StepFailed("non_finite_logits", f"the highest logit is {highest}", position=position)
-    if params.grammar and before.grammar_mask_V is None:
+    if params.grammar and before.grammar_mask is None:
         raise ValueError("a draw within a grammar needs the grammar's mask")
-    answer_len = max(0, before.history_N.size - params.prompt_len)
+    answer_len = max(0, before.history.size - params.prompt_len)
     if rules_out(params, answer_len) or shifts(params):
         logits = logits.copy()  # it may be the model's own tensor
-        rule_out(logits, params, answer_len, before.grammar_mask_V)
-        shift(logits, params, before.history_N)
+        rule_out(logits, params, answer_len, before.grammar_mask)
+        shift(logits, params, before.history)
         highest = float(logits.max())
         if highest == -math.inf:
             raise StepFailed("no_token_allowed", "the sampling parameters rule out every token", position=position)

@@ -1,7 +1,7 @@
 """A stage: one layer range of a model, loaded, and how a step runs through it.
 
-Shapes: 1 = batch, T = new positions, R = some of them, H = hidden size, V = vocabulary. What a layer boundary carries is whatever the model's
-layers pass on, usually ``[1, T, hidden_size]``.
+Shapes: 1 = batch, T = new positions, R = some of them, H = hidden size, V = vocabulary. What a layer boundary
+carries is whatever the model's layers pass on, usually ``[1, T, hidden_size]``.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Stage:
         dtype: What it computes in, and the element type of its outputs.
         config: The model's.
         vocab_size: Token ids are below this.
+        end_ids: The model's end of sequence, as its config names it.
         context_len: Positions the model was trained for; 0 when unknown.
         is_first: It embeds token ids.
         is_last: It applies the final norm and the head.
@@ -123,6 +124,7 @@ class Stage:
         self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
         text_config = self.config.get_text_config(decoder=True)
         self.vocab_size: int = text_config.vocab_size
+        self.end_ids = _as_ids(getattr(text_config, "eos_token_id", None))
         self.context_len: int = getattr(text_config, "max_position_embeddings", None) or 0
         self.supports_kv_cache = True
         self.no_cache_reason: str | None = None
@@ -293,11 +295,9 @@ class Stage:
     def _pass(
         self, item: StageInput, token_ids: torch.Tensor, injected: torch.Tensor | None, *, ends_early: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What the range's last layer gave, or what came to the head, if the pass ends there; else the logits ``[V]``."""
+        """What the range's last layer gave, or what came to the head, if the pass ends there, else logits ``[V]``."""
         ends_at_head = item.head_inputs and self.is_last
-        self._state.begin(
-            injected=injected, ends_early=ends_early, ends_at_head=ends_at_head, cancelled=item.cancelled
-        )
+        self._state.begin(injected=injected, ends_early=ends_early, ends_at_head=ends_at_head, cancelled=item.cancelled)
         try:
             outputs = self._model(**self._arguments(item, token_ids, logits_to_keep=0 if ends_at_head else 1))
         except PassEnded:
@@ -324,6 +324,10 @@ class Stage:
         if names.cache and item.cache is not None:
             arguments[names.cache] = item.cache.begin()
         return arguments
+
+
+def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _as_step_failure(error: BaseException) -> StepFailed | None:
