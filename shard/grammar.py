@@ -167,7 +167,7 @@ class _Place:
 
 
 def load_tokenizer(tokenizer_json: str, end_ids: Sequence[int]) -> LLTokenizer:
-    """What llguidance makes of a model's tokenizer. Takes a second for 150,000 tokens, and holds the interpreter's lock.
+    """What llguidance makes of a model's tokenizer. Takes a second for 150,000 tokens, and lets nothing else run.
 
     Args:
         tokenizer_json: The text of the model's tokenizer.json.
