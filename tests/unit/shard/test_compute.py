@@ -27,6 +27,7 @@ class Gate:
         self.raises: Exception | None = None
 
         self.forked: list[str] = []
+        self.fork_done = threading.Event()
 
     def fork(self, item: QueuedFork) -> None:
         """Note it, unless it is not wanted any more."""
@@ -34,6 +35,7 @@ class Gate:
             raise RuntimeError("broken")
         if not item.cancelled:
             self.forked.append(item.fork.target)
+        self.fork_done.set()
 
     def run(self, items: Sequence[QueuedStep]) -> list[Outcome]:
         """One step at a time."""
@@ -260,7 +262,5 @@ def test_waiting_forks_are_bounded(bench: Bench) -> None:
 def test_a_fork_alone_wakes_the_thread(bench: Bench) -> None:
     """It does not wait for a step to come along."""
     bench.thread.fork(fork("a"))
-    bench.submit("s")
-    assert bench.wait_running() == "s"
+    assert bench.gate.fork_done.wait(WAIT_S)
     assert bench.gate.forked == ["a"]
-    bench.finish_one()
