@@ -83,17 +83,27 @@ def sample(logits_V: torch.Tensor, params: SamplingParams, position: int, before
 
 def _draw(logits: npt.NDArray[np.float64], highest: float, params: SamplingParams, u: float) -> int:
     """Cut the tail (`min_p`, then `top_k`, then `top_p`) and let the random number choose."""
-    ids_K = np.sort(top_ids(logits, params.top_k)) if 0 < params.top_k < logits.size else None  # noqa: N806
-    if ids_K is not None:
+    ids_K: npt.NDArray[np.intp] | None = None  # noqa: N806 - shape suffix; None is all
+    if 0 < params.top_k < logits.size:
+        ids_K = np.sort(top_ids(logits, params.top_k))  # noqa: N806
         logits = logits[ids_K]
-    with np.errstate(over="ignore", under="ignore"):
-        weights = np.exp((logits - highest) / params.temperature)  # the likeliest weighs 1
+    weights = _weigh(logits, highest, params.temperature)
     if params.min_p > 0:
         weights[weights < params.min_p] = 0.0  # whether before top_k or after: both keep the likeliest
     if params.top_p < 1:
-        weights = _keep_nucleus(weights, params.top_p)
+        kept = _nucleus(weights, params.top_p)
+        ids_K, weights = kept if ids_K is None else ids_K[kept], weights[kept]  # noqa: N806
     index = _invert_cdf(weights, u)
     return index if ids_K is None else int(ids_K[index])
+
+
+def _weigh(logits: npt.NDArray[np.float64], highest: float, temperature: float) -> npt.NDArray[np.float64]:
+    """Probabilities but for a factor: the likeliest weighs 1. In one array: fresh memory costs more than arithmetic."""
+    weights = np.subtract(logits, highest)
+    with np.errstate(over="ignore", under="ignore"):
+        np.divide(weights, temperature, out=weights)
+        np.exp(weights, out=weights)
+    return weights
 
 
 def uniform(seed: int, position: int) -> float:
@@ -102,8 +112,8 @@ def uniform(seed: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS)
 
 
-def _keep_nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.float64]:
-    """Zero all but the fewest most likely tokens whose mass reaches `top_p`.
+def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:
+    """The fewest most likely tokens whose mass reaches `top_p`, in the order of their ids.
 
     Tokens below a V-th of the mass that may go have less than that mass together, so all of them go:
     only the few above have to be sorted.
@@ -112,10 +122,7 @@ def _keep_nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray
     candidates = np.flatnonzero(weights >= (1 - top_p) * total / weights.size)
     order = candidates[np.argsort(-weights[candidates], kind="stable")]
     mass = np.cumsum(weights[order])
-    kept = order[: int(np.searchsorted(mass, top_p * total)) + 1]
-    nucleus = np.zeros_like(weights)
-    nucleus[kept] = weights[kept]
-    return nucleus
+    return np.sort(order[: int(np.searchsorted(mass, top_p * total)) + 1])
 
 
 def _invert_cdf(weights: npt.NDArray[np.float64], u: float) -> int:
