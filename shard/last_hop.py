@@ -5,8 +5,6 @@ Shapes: T = the step's positions, R = those that are scored, H = hidden size, V 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -110,9 +108,10 @@ def _history(each: Pass) -> npt.NDArray[np.int32]:
     return np.empty(0, np.int32) if each.history is None else np.frombuffer(each.history, np.int32)
 
 
-def _answer(each: Pass) -> Sequence[int]:
+def _answer(each: Pass) -> list[int]:
     prompt_len = each.sampling.prompt_len if each.sampling else 0
-    return [int(token) for token in _history(each)[prompt_len:]]
+    answer: list[int] = _history(each)[prompt_len:].tolist()
+    return answer
 
 
 def _read_targets(each: Pass) -> torch.Tensor:

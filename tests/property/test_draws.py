@@ -158,8 +158,8 @@ def test_a_draw_does_not_depend_on_how_its_history_came(
         assert node.enter("s", chunk, sampling, draws=False) == -1
     fork_at = at.draw(st.integers(0, len(tokens)))
     for i, expected in enumerate(answer):
-        if i == fork_at:
-            node.fork("s", "copy") if "s" in node.held else None
+        if i == fork_at and "s" in node.held:
+            node.fork("s", "copy")
         if i >= fork_at and "copy" in node.held:
             assert node.enter("copy", chunks[-1] if i == 0 else [tokens[i - 1]], sampling) == expected
         assert node.enter("s", chunks[-1] if i == 0 else [tokens[i - 1]], sampling) == expected
