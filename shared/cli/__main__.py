@@ -1,4 +1,4 @@
-"""`meshnet`: the front door. `up`, `pull` and `plan` live here; `gateway` and `shard` hand over to their own programs."""
+"""`meshnet`: the front door. `up`, `pull`, `plan` live here; `gateway` and `shard` hand over to their own programs."""
 
 from __future__ import annotations
 

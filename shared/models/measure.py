@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +91,7 @@ def _sort(tensors: list[StoredTensor], num_layers: int, vocab_size: int, hidden_
         else:
             numbered[tensor.name[: match.start()]][int(match[1])].append(tensor)
     complete = [layers for layers in numbered.values() if all(index in layers for index in range(num_layers))]
-    layers = max(complete, key=lambda layers: sum(map(_stored_bytes, sum(layers.values(), []))), default={})
+    layers = max(complete, key=lambda layers: sum(map(_stored_bytes, chain.from_iterable(layers.values()))), default={})
     parts = _Sorted({index: layers[index] for index in range(num_layers)} if layers else {})
     for tensor in outside:
         if tensor.shape != (vocab_size, hidden_size):

@@ -1,7 +1,7 @@
 """What no plan can beat: the same problem with layers that may be split at will.
 
-A node that holds work `x` of at most `w` pays ``fixed + slope x`` ≥ ``(slope + fixed / w) x``, so filling the nodes with
-the least ``slope + fixed / w`` first is never dearer than the best plan.
+A node that holds work `x` of at most `w` pays ``fixed + slope x`` ≥ ``(slope + fixed / w) x``, so filling the
+nodes with the least ``slope + fixed / w`` first is never dearer than the best plan.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ def least_bottleneck_s(chain: Chain, known_s: float) -> float:
         chain: The problem.
         known_s: The slowest stage of some route.
     """
-    fitting = [_work_that_fits(chain, node) for node in range(len(chain.nodes))]
 
     def is_enough(busy_max_s: float) -> bool:
         works = (
-            min(fits, max(terms.work_max(role, busy_max_s) for role in range(4)))
-            for fits, terms in zip(fitting, chain.nodes, strict=True)
+            _work_that_fits(chain, node, max(terms.work_max(role, busy_max_s) for role in range(4)))
+            for node, terms in enumerate(chain.nodes)
         )
-        return sum(max(0.0, work) for work in works) >= chain.work_before[-1] * (1 - RELATIVE_SLACK)
+        return sum(works) >= chain.work_before[-1] * (1 - RELATIVE_SLACK)
 
     return least_feasible(is_enough, known_s) * (1 - RELATIVE_SLACK)
 
 
-def _work_that_fits(chain: Chain, node: int) -> float:
-    """The most work of any segment that the node has memory for."""
+def _work_that_fits(chain: Chain, node: int, work_max: float = float("inf")) -> float:
+    """The most work of any segment that the node has memory for and that is within a limit."""
     room, start, most = chain.nodes[node].room_bytes[MIDDLE], 0, 0.0
+    limit = work_max * (1 + RELATIVE_SLACK)
     for end in range(1, len(chain.cuts)):
-        while start < end and chain.bytes_before[end] - chain.bytes_before[start] > room:
+        while start < end and (
+            chain.bytes_before[end] - chain.bytes_before[start] > room or chain.work(start, end) > limit
+        ):
             start += 1
         most = max(most, chain.work(start, end))
     return most

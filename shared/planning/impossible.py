@@ -21,7 +21,9 @@ def why_impossible(costs: CostModel, machines: Sequence[Machine], chain: Chain) 
     size, start, end = max(pieces)
     roomiest = max(range(len(machines)), key=lambda node: rooms[node])
     if size > rooms[roomiest]:
-        what = f"layer {start} takes" if end == start + 1 else f"layers {start}:{end}, which this model cannot cut, take"
+        what = (
+            f"layer {start} takes" if end == start + 1 else f"layers {start}:{end}, which this model cannot cut, take"
+        )
         return (
             f"{what} {size_text(size)} with its caches, and {machines[roomiest].name}, the roomiest machine, has "
             f"{size_text(rooms[roomiest])} for layers{_remedy(costs)}"

@@ -87,7 +87,8 @@ class OrderedSearch:
         """
         extensions = [extension(self.chain, node, busy_max_s) for node in range(len(self.chain.nodes))]
         best: Placement | None = None
-        best_order, best_s = (), NOWHERE
+        best_order: _Order = ()
+        best_s = NOWHERE
         budget = max(ORDERS_MIN, ORDER_STEPS_MAX // (len(self.chain.nodes) * len(self.chain.cuts)))
         orders = list(_natural_orders(self.chain))
         while orders and budget > 0:

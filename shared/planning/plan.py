@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from shared.errors import MeshError
 from shared.layers import LayerRange
 from shared.models.facts import ModelFacts
-from shared.planning.chain import Chain
+from shared.planning.bounds import least_bottleneck_s, least_latency_s
+from shared.planning.chain import Chain, bottleneck_of, latency_of
 from shared.planning.cost import GATEWAY_TOKEN_S, CostModel, StageCost
 from shared.planning.fleet import Demand, Machine, Objective
 from shared.planning.impossible import why_impossible
@@ -64,20 +65,33 @@ class Plan:
         demand: What it was planned for.
         stages: The route's hops, in order.
         left_out: Machines that hold nothing.
-        is_optimal: No other route without replicas is better by the objective.
-        bound_s: What no route without replicas can beat: time per token for `latency`, slowest stage for `throughput`.
         chain: The problem that was solved.
-        found: The route that was found.
+        found: The plan's route.
+        best_found: The best route that was found by the objective alone; another one than the plan's where that
+            leaves machines over for replicas and so is better in all.
     """
 
     objective: Objective
     demand: Demand
     stages: tuple[PlannedStage, ...]
     left_out: tuple[Machine, ...]
-    is_optimal: bool
-    bound_s: float
     chain: Chain
     found: Found
+    best_found: Found
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no other route is better by the objective, replicas apart."""
+        return self.found is self.best_found and self.found.is_optimal
+
+    @property
+    def bound_s(self) -> float:
+        """What no route without replicas can beat: time per token for `latency`, slowest stage for `throughput`."""
+        best, chain = self.best_found, self.chain
+        if self.objective == "latency":
+            return GATEWAY_TOKEN_S + (latency_of(chain, best.placement) if best.is_optimal else least_latency_s(chain))
+        slowest_s = bottleneck_of(chain, best.placement)
+        return slowest_s if best.is_optimal else least_bottleneck_s(chain, slowest_s)
 
     @property
     def token_s(self) -> float:
@@ -96,13 +110,13 @@ class Plan:
 
     @property
     def total_tokens_per_s(self) -> float:
-        """Tokens per second of all the demand's sessions together: bounded by their own pace and by the slowest stage."""
+        """Tokens per second of all sessions together: bounded by their own pace and by the slowest stage."""
         pace = self.demand.sessions * self.tokens_per_s
         return min(pace, 1 / self.slowest_s) if self.slowest_s else pace
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token of the demand's prompt on an idle fleet; None where a machine's prefill time is unknown."""
+        """Time to first token of the demand's prompt on an idle fleet; None where a prefill time is unknown."""
         parts = [stage.primary.cost.prefill_s for stage in self.stages]
         known = [part for part in parts if part is not None]
         return GATEWAY_TOKEN_S + sum(known) if len(known) == len(parts) else None
@@ -131,7 +145,7 @@ def plan_fleet(
         candidates = candidates[:1]
     plans = [_plan(costs, machines, chain, found, objective, replicas=replicas) for found in candidates]
     best = plans[0] if objective == "latency" else min(plans, key=lambda plan: (plan.slowest_s, plan.token_s))
-    return replace(best, is_optimal=best is plans[0] and best.is_optimal, bound_s=candidates[0].bound_s)
+    return replace(best, best_found=candidates[0])
 
 
 def _plan(
@@ -154,10 +168,9 @@ def _plan(
         demand=costs.demand,
         stages=tuple(stages),
         left_out=tuple(machine for machine in machines if machine.name not in used),
-        is_optimal=found.is_optimal,
-        bound_s=found.bound_s,
         chain=chain,
         found=found,
+        best_found=found,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from shared.planning.chain import MIDDLE, Placed, Placement, bottleneck_of, latency_of
 from shared.planning.cost import GATEWAY_TOKEN_S
@@ -32,7 +33,7 @@ def why_left_out(plan: Plan, machines: Sequence[Machine], machine: Machine) -> s
     """What keeps a machine out: its memory, or what a token would take with it."""
     node = next(index for index, other in enumerate(machines) if other.name == machine.name)
     room = plan.chain.nodes[node].room_bytes[MIDDLE]
-    smallest = min(after - before for before, after in zip(plan.chain.bytes_before, plan.chain.bytes_before[1:], strict=False))
+    smallest = min(after - before for before, after in pairwise(plan.chain.bytes_before))
     if room < smallest:
         return (
             f"too little memory: {size_text(max(0, room))} are left for layers, and the smallest piece takes "

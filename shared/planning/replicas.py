@@ -35,11 +35,11 @@ def choose_replicas(chain: Chain, placement: Placement, objective: Objective) ->
     options = {node: able_stages(chain, placement, node) for node in free}
     chosen: Replicas = {}
     for node in sorted(free, key=lambda node: (len(options[node]), node)):
-        stages = [
-            stage for stage in options[node] if objective == "latency" or _keeps_pace(chain, placement, chosen, stage, node)
-        ]
-        if stages:
-            best = min(stages, key=lambda stage: _need(chain, placement, chosen, stage, objective))
+        able = options[node]
+        if objective == "throughput":
+            able = [stage for stage in able if _keeps_pace(chain, placement, chosen, stage, node)]
+        if able:
+            best = min(able, key=lambda stage: _need(chain, placement, chosen, stage, objective))
             chosen.setdefault(best, []).append(node)
     return chosen
 
@@ -50,8 +50,7 @@ def able_stages(chain: Chain, placement: Placement, node: int) -> list[int]:
     return [
         stage
         for stage, item in enumerate(placement)
-        if chain.fits(node, item.start, item.end)
-        and token_s + slower_by_s(chain, item, node) <= SLOWDOWN_MAX * token_s
+        if chain.fits(node, item.start, item.end) and token_s + slower_by_s(chain, item, node) <= SLOWDOWN_MAX * token_s
     ]
 
 

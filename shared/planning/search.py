@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.planning.bisection import least_feasible
-from shared.planning.bounds import least_bottleneck_s, least_latency_s
-from shared.planning.chain import RELATIVE_SLACK, Chain, Placement, bottleneck_of, latency_of
+from shared.planning.chain import RELATIVE_SLACK, Chain, Placement, bottleneck_of
 from shared.planning.fleet import Objective
 from shared.planning.ordered import OrderedSearch
 from shared.planning.subsets import SUBSET_STEPS_MAX, SubsetSearch, subset_steps
@@ -33,13 +32,11 @@ class Found:
     Args:
         placement: Which node holds which segment.
         busy_limit_s: What its slowest stage was kept to; infinite for `latency`.
-        bound_s: What no route can beat: its time per token, or its slowest stage. The route's own where it is optimal.
         is_optimal: Whether the search was exact.
     """
 
     placement: Placement
     busy_limit_s: float
-    bound_s: float
     is_optimal: bool
 
 
@@ -65,12 +62,9 @@ def find_placements(chain: Chain, objective: Objective) -> list[Found]:
     fastest = search.fastest()
     if fastest is None:
         return []
-    latency_s = latency_of(chain, fastest)
-    found = Found(fastest, NO_LIMIT, latency_s if is_exact else least_latency_s(chain), is_exact)
+    found = Found(fastest, NO_LIMIT, is_exact)
     if objective == "latency":
         return [found]
     limit = least_feasible(search.feasible, bottleneck_of(chain, fastest)) * (1 + RELATIVE_SLACK)
     steady = search.fastest(limit) or fastest
-    slowest_s = bottleneck_of(chain, steady)
-    bound_s = slowest_s if is_exact else least_bottleneck_s(chain, slowest_s)
-    return [Found(steady, limit, bound_s, is_exact), found]
+    return [Found(steady, limit, is_exact), found]

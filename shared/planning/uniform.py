@@ -18,6 +18,8 @@ _Costs = list[list[float]]
 """Least time by ends taken and pieces held."""
 _Origin = tuple[int, int]
 """Role in which a node entered a state, and the pieces held before."""
+_Taking = tuple[int, int, int]
+"""A node, its role, and the most pieces it may take."""
 _Origins = list[dict[int, _Origin]]
 """By ends taken: pieces held → how; what is missing was held before the node came."""
 
@@ -89,13 +91,12 @@ class UniformSearch:
             for ends in range(4) if most else ():
                 if not ends & role and min(costs[ends]) < _NOWHERE:
                     target = ends | role
-                    self._enter(node, role, most, costs[ends], entered[target], origins[target])
+                    self._enter((node, role, most), costs[ends], entered[target], origins[target])
         return entered, origins
 
-    def _enter(
-        self, node: int, role: int, most: int, held: list[float], entered: list[float], origins: dict[int, _Origin]
-    ) -> None:
-        """Let a node take up to `most` pieces in a role, wherever that is better than what `entered` has."""
+    def _enter(self, taking: _Taking, held: list[float], entered: list[float], origins: dict[int, _Origin]) -> None:
+        """Let a node take pieces in a role, wherever that is better than what `entered` has."""
+        node, role, most = taking
         terms, work = self.chain.nodes[node], self.chain.work_before[1]
         slope, fixed = terms.per_work_s * work, terms.fixed_s[role]
         relative = [cost - slope * count for count, cost in enumerate(held)]
