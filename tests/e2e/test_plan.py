@@ -28,6 +28,7 @@ TIMEOUT_S = 60
 
 
 def run_plan(machines: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
     command = [sys.executable, "-m", "shared.cli", "plan", "--machines", str(machines), *flags]
     return subprocess.run(
         command, cwd=REPO, env=child_env(**env), text=True, capture_output=True, timeout=TIMEOUT_S, check=False

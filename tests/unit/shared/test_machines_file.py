@@ -23,6 +23,7 @@ MODEL = ModelFacts(
 
 
 def parse_one(**changes: Any) -> Machine:
+    """The usual machine with some fields changed."""
     return parse_machines({"machines": [{**DESK, **changes}]})[0].machine(MODEL)
 
 

@@ -24,6 +24,7 @@ MACHINE = Machine(
 
 
 def model(layers: tuple[LayerFacts, ...] = (LAYER,) * 4, *, is_tied: bool = False) -> ModelFacts:
+    """A model of round numbers, untied unless said."""
     return ModelFacts(
         layers=layers,
         embedding_bytes=5000,

@@ -24,6 +24,7 @@ BIG_FLEET_CPU_S = 2.0
 def model(
     num_layers: int = 24, *, forbidden: frozenset[int] = frozenset(), sizes: tuple[int, ...] = (30,)
 ) -> ModelFacts:
+    """A model about as large as the default one; layers take the given MiB in turn."""
     layers = [LayerFacts(size * MB, size * MB, SlotFacts(512)) for size in sizes]
     return ModelFacts(
         layers=tuple(layers[index % len(layers)] for index in range(num_layers)),
@@ -37,6 +38,7 @@ def model(
 
 
 def machine(name: str, memory_mb: int = 4096, ms: float = 1.0, **fields: Any) -> Machine:
+    """A machine on a link that takes no time."""
     return Machine(name=name, memory_bytes=memory_mb * MB, decode_s_per_layer=ms / 1000, **fields)
 
 
@@ -193,7 +195,7 @@ def test_a_fleet_that_cannot_be_planned_for_is_refused(fleet: list[Machine], cod
 @pytest.mark.parametrize("sizes", [(30,), (30, 30, 30, 41)], ids=["like layers", "unlike layers"])
 def test_a_large_fleet_is_planned_at_once(objective: Objective, sizes: tuple[int, ...]):
     """64 machines of 64 kinds and 128 layers."""
-    random = Random(7)  # noqa: S311 - a fleet, no secret
+    random = Random(7)
     fleet = [
         machine(f"m{index}", random.randint(700, 4000), random.uniform(0.3, 10), rtt_s=random.uniform(0, 0.01))
         for index in range(64)
