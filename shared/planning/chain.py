@@ -91,7 +91,7 @@ class Chain:
 
     def role(self, start: int, end: int) -> int:
         """The role of the node that holds a segment."""
-        return role_of(is_first=start == 0, is_last=end == self.num_segments)
+        return (FIRST if start == 0 else MIDDLE) | (LAST if end == len(self.cuts) - 1 else MIDDLE)
 
     def fits(self, node: int, start: int, end: int) -> bool:
         """Whether the node has the memory for a segment."""
@@ -108,8 +108,9 @@ class Chain:
 
     def is_allowed(self, node: int, start: int, end: int, busy_max_s: float) -> bool:
         """Whether a segment fits and keeps within the limit on a stage's time."""
-        within = self.work(start, end) <= self.nodes[node].work_max(self.role(start, end), busy_max_s)
-        return within and self.fits(node, start, end)
+        role, terms = self.role(start, end), self.nodes[node]
+        size = self.bytes_before[end] - self.bytes_before[start]
+        return size <= terms.room_bytes[role] and self.work(start, end) <= terms.work_max(role, busy_max_s)
 
     def furthest(self, node: int, start: int, busy_max_s: float) -> int:
         """The furthest end that the node reaches from `start`; `start` itself where it can hold nothing."""

@@ -47,7 +47,7 @@ def why_left_out(plan: Plan, machines: Sequence[Machine], machine: Machine) -> s
 def _rank(plan: Plan, machine: Machine) -> str:
     speeds = sorted(node.per_work_s for node in plan.chain.nodes)
     rank = speeds.index(machine.decode_s_per_layer) + 1
-    return "the fastest" if rank == 1 else f"fastest but {rank - 1} of {len(speeds)}"
+    return "the fastest" if rank == 1 else f"number {rank} of {len(speeds)} by speed"
 
 
 def _why_no_more(plan: Plan, index: int) -> str:

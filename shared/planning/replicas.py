@@ -33,14 +33,21 @@ def choose_replicas(chain: Chain, placement: Placement, objective: Objective) ->
     used = {item.node for item in placement}
     free = [node for node in range(len(chain.nodes)) if node not in used]
     options = {node: able_stages(chain, placement, node) for node in free}
+    busy_s = [[chain.busy_s(item.node, item.start, item.end)] for item in placement]
+    slowest_s = bottleneck_of(chain, placement)
     chosen: Replicas = {}
+
+    def need(stage: int) -> tuple[float, float, int]:
+        copies, pace = len(busy_s[stage]), effective_busy_s(busy_s[stage])
+        return (copies, -pace, stage) if objective == "latency" else (-pace, copies, stage)
+
     for node in sorted(free, key=lambda node: (len(options[node]), node)):
-        able = options[node]
-        if objective == "throughput":
-            able = [stage for stage in able if _keeps_pace(chain, placement, chosen, stage, node)]
-        if able:
-            best = min(able, key=lambda stage: _need(chain, placement, chosen, stage, objective))
-            chosen.setdefault(best, []).append(node)
+        for stage in sorted(options[node], key=need):
+            own_s = chain.busy_s(node, placement[stage].start, placement[stage].end)
+            if objective == "latency" or effective_busy_s([*busy_s[stage], own_s]) <= slowest_s:
+                busy_s[stage].append(own_s)
+                chosen.setdefault(stage, []).append(node)
+                break
     return chosen
 
 
@@ -57,21 +64,3 @@ def able_stages(chain: Chain, placement: Placement, node: int) -> list[int]:
 def slower_by_s(chain: Chain, item: Placed, node: int) -> float:
     """How much longer a token takes when another node stands in for a stage's own."""
     return chain.latency_s(node, item.start, item.end) - chain.latency_s(item.node, item.start, item.end)
-
-
-def _busy_s(chain: Chain, placement: Placement, chosen: Replicas, stage: int, *more: int) -> float:
-    item = placement[stage]
-    copies = (item.node, *chosen.get(stage, []), *more)
-    return effective_busy_s([chain.busy_s(node, item.start, item.end) for node in copies])
-
-
-def _keeps_pace(chain: Chain, placement: Placement, chosen: Replicas, stage: int, node: int) -> bool:
-    return _busy_s(chain, placement, chosen, stage, node) <= bottleneck_of(chain, placement)
-
-
-def _need(
-    chain: Chain, placement: Placement, chosen: Replicas, stage: int, objective: Objective
-) -> tuple[float, float, int]:
-    """What is least for the stage that needs a copy most."""
-    copies, busy_s = len(chosen.get(stage, [])), _busy_s(chain, placement, chosen, stage)
-    return (copies, -busy_s, stage) if objective == "latency" else (-busy_s, copies, stage)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.planning.bisection import least_feasible
 from shared.planning.chain import RELATIVE_SLACK, Chain, Placement, bottleneck_of
 from shared.planning.fleet import Objective
 from shared.planning.ordered import OrderedSearch
@@ -18,8 +17,8 @@ NO_LIMIT = float("inf")
 class Search(Protocol):
     """A way to find routes through a chain."""
 
-    def feasible(self, busy_max_s: float) -> bool:
-        """Whether some route has no stage slower than the limit."""
+    def least_limit(self, known_s: float) -> float:
+        """The least slowest stage of any route, given that of some route."""
 
     def fastest(self, busy_max_s: float = NO_LIMIT, required: int | None = None) -> Placement | None:
         """The route of least time per token under a limit, with a node that must be on it; None when there is none."""
@@ -65,6 +64,6 @@ def find_placements(chain: Chain, objective: Objective) -> list[Found]:
     found = Found(fastest, NO_LIMIT, is_exact)
     if objective == "latency":
         return [found]
-    limit = least_feasible(search.feasible, bottleneck_of(chain, fastest)) * (1 + RELATIVE_SLACK)
+    limit = search.least_limit(bottleneck_of(chain, fastest)) * (1 + RELATIVE_SLACK)
     steady = search.fastest(limit) or fastest
     return [Found(steady, limit, is_exact), found]

@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import Final
 
+from shared.planning.bisection import least_feasible
 from shared.planning.chain import Chain, NodeTerms, Placed, Placement
 from shared.planning.rows import NOWHERE, Row, extension
 
@@ -40,6 +41,10 @@ class SubsetSearch:
 
     def __post_init__(self) -> None:
         self._kinds = _kinds(self.chain)
+
+    def least_limit(self, known_s: float) -> float:
+        """The least slowest stage of any route, given that of some route."""
+        return least_feasible(self.feasible, known_s)
 
     def feasible(self, busy_max_s: float) -> bool:
         """Whether some route has no stage slower than the limit.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.planning.bisection import least_feasible
 from shared.planning.chain import FIRST, LAST, MIDDLE, ONLY, Chain, Placement, in_order
 from shared.planning.sliding import NOT_REACHED, least_in_windows
 
@@ -29,6 +30,10 @@ class UniformSearch:
     """Exact for a chain that `is_uniform`."""
 
     chain: Chain
+
+    def least_limit(self, known_s: float) -> float:
+        """The least slowest stage of any route, given that of some route."""
+        return least_feasible(self.feasible, known_s)
 
     def feasible(self, busy_max_s: float) -> bool:
         """Whether some route has no stage slower than the limit."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.layers import LayerRange
 from shared.models.facts import LayerFacts, ModelFacts, SlotFacts
-from shared.planning.chain import Chain, Placement, bottleneck_of, latency_of
+from shared.planning.chain import RELATIVE_SLACK, Chain, Placement, bottleneck_of, latency_of
 from shared.planning.cost import GATEWAY_TOKEN_S, CostModel, StageCost
 from shared.planning.fleet import Demand, Machine, Objective
 from shared.planning.ordered import OrderedSearch
@@ -162,6 +162,12 @@ def test_the_bounded_search_gives_valid_routes_between_its_bound_and_the_optimum
     assert _is_valid(chain, found)
     event(f"found the optimum: {latency_of(chain, found) <= latency * (1 + CLOSE)}")
     assert latency * (1 - CLOSE) <= latency_of(chain, found)
+    search = OrderedSearch(chain)
+    limit = search.least_limit(bottleneck_of(chain, found)) * (1 + RELATIVE_SLACK)
+    steady = search.fastest(limit)
+    assert steady is not None
+    assert _is_valid(chain, steady)
+    assert slowest * (1 - CLOSE) <= bottleneck_of(chain, steady) <= limit
     assert least_latency_s(chain) <= latency * (1 + CLOSE)
     assert least_bottleneck_s(chain, bottleneck_of(chain, found)) <= slowest * (1 + CLOSE)
 

@@ -117,7 +117,7 @@ def test_an_uncuttable_piece_that_fits_nowhere_is_named():
 def test_memory_that_is_enough_in_all_but_not_in_place_is_told_apart():
     """The ends fit on no machine beside a layer."""
     fleet = [machine(f"m{index}", 512 + 200) for index in range(12)]
-    with pytest.raises(PlanImpossible, match="but not in places where its pieces fit"):
+    with pytest.raises(PlanImpossible, match="but no placement of its pieces was found"):
         plan_fleet(model(), fleet, DEMAND)
 
 
