@@ -81,5 +81,5 @@ def test_sizes_are_read_as_flags_are(size: int, text: str):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0001, "0.1 ms"), (0.01234, "12.3 ms"), (1.5, "1500 ms")])
 def test_durations_have_three_digits(seconds: float, text: str):
-    """And never an exponent."""
+    """As people write them."""
     assert duration_text(seconds) == text
