@@ -38,7 +38,8 @@ def why_impossible(costs: CostModel, machines: Sequence[Machine], chain: Chain) 
     ends = f"embedding {size_text(model.embedding_bytes)}, head {size_text(model.head_bytes)}"
     return (
         f"the machines have {size_text(sum(rooms))} for the model's {size_text(needed)}, but no placement of its "
-        f"pieces was found: layers of up to {size_text(size)}, {ends} beside the first and the last of them{_remedy(costs)}"
+        f"pieces was found: layers of up to {size_text(size)}, {ends} beside the first and the last of them"
+        f"{_remedy(costs)}"
     )
 
 
