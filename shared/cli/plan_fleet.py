@@ -19,6 +19,9 @@ from shared.planning.fleet import Demand, Objective
 from shared.planning.plan import PlanImpossible, plan_fleet
 from shared.planning.report import plan_json, plan_text
 
+DEFAULT_CONTEXT_LEN = 4096
+DEFAULT_PROMPT_LEN = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
@@ -29,8 +32,8 @@ class PlanSettings:
         machines: The YAML file.
         objective: What to minimize.
         sessions: Answers in the making at once.
-        context_len: Positions that each may reach.
-        prompt_len: The prompt whose time to first token is predicted.
+        context_len: Positions that each may reach; None for `DEFAULT_CONTEXT_LEN`, or the model's if that is less.
+        prompt_len: The prompt whose time to first token is predicted; None for `DEFAULT_PROMPT_LEN`, or the context.
         dtype: As the node's flag.
         replicas: Whether machines left over may hold second copies.
         cache_dir: Where models are kept; None is the platform's cache folder.
@@ -41,8 +44,8 @@ class PlanSettings:
     machines: Path
     objective: Objective
     sessions: int
-    context_len: int
-    prompt_len: int
+    context_len: int | None
+    prompt_len: int | None
     dtype: str
     replicas: bool
     cache_dir: Path | None
@@ -59,7 +62,8 @@ def run_plan(settings: PlanSettings) -> None:
         entries = read_machines_file(settings.machines)
         facts = _measure(settings)
         machines = [entry.machine(facts) for entry in entries]
-        plan = plan_fleet(facts, machines, _demand(settings, facts), settings.objective, replicas=settings.replicas)
+        demand = _demand(settings, facts)
+        plan = plan_fleet(facts, machines, demand, settings.objective, replicas=settings.replicas)
     except MachinesFileError as error:
         raise click.ClickException(str(error)) from error
     except (ModelUnavailable, PlanImpossible) as error:
@@ -68,7 +72,7 @@ def run_plan(settings: PlanSettings) -> None:
         model=settings.model,
         dtype=settings.dtype,
         addresses={entry.name: entry.address for entry in entries},
-        context_len=settings.context_len,
+        context_len=demand.context_len,
         sessions=settings.sessions,
     )
     if settings.as_json:
@@ -84,12 +88,14 @@ def _measure(settings: PlanSettings) -> ModelFacts:
 
 
 def _demand(settings: PlanSettings, facts: ModelFacts) -> Demand:
-    if facts.context_len and settings.context_len > facts.context_len:
-        raise click.ClickException(
-            f"--context-len: the model was trained for {facts.context_len} tokens, not {settings.context_len}"
-        )
-    if settings.prompt_len > settings.context_len:
-        raise click.ClickException(
-            f"--prompt-len: {settings.prompt_len} tokens do not fit the {settings.context_len} of --context-len"
-        )
-    return Demand(sessions=settings.sessions, context_len=settings.context_len, prompt_len=settings.prompt_len)
+    """What was asked for, kept within what the model can do."""
+    longest = facts.context_len or DEFAULT_CONTEXT_LEN
+    context_len = settings.context_len or min(DEFAULT_CONTEXT_LEN, longest)
+    if facts.context_len and context_len > facts.context_len:
+        message = f"--context-len: the model was trained for {facts.context_len} tokens, not {context_len}"
+        raise click.ClickException(message)
+    prompt_len = settings.prompt_len or min(DEFAULT_PROMPT_LEN, context_len)
+    if prompt_len > context_len:
+        message = f"--prompt-len: {prompt_len} tokens do not fit the {context_len} of --context-len"
+        raise click.ClickException(message)
+    return Demand(sessions=settings.sessions, context_len=context_len, prompt_len=prompt_len)

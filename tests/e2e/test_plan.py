@@ -96,6 +96,16 @@ def test_settings_are_variables_too(tiny_model: TinyModels, fleet: Path):
     assert json.loads(done.stdout)["objective"] == "throughput"
 
 
+def test_lengths_follow_the_model_unless_given(tiny_model: TinyModels, tmp_path: Path):
+    """The tiny models were trained for 2,048 positions, half of what a plan takes by itself."""
+    path = tmp_path / "fleet.yaml"
+    path.write_text(FLEET.format(memory="1G"))
+    data = json.loads(run_plan(path, "--model", str(tiny_model("llama")), "--json").stdout)
+    assert (data["context_len"], data["prompt_len"]) == (2048, 512)
+    short = json.loads(run_plan(path, "--model", str(tiny_model("llama")), "--json", "--context-len", "64").stdout)
+    assert (short["context_len"], short["prompt_len"]) == (64, 64)
+
+
 @pytest.mark.parametrize(
     ("content", "flags", "sentence"),
     [
