@@ -18,6 +18,7 @@ from litestar.types import Receive, Scope, Send
 
 from gateway.answer import Answer
 from gateway.answer_encoder import AnswerEncoder, Usage
+from gateway.client_watch import client_gone
 from gateway.generation_request import Token
 from gateway.openai_errors import HTTP_INTERNAL_ERROR, ApiError, from_mesh_error, internal_error, not_ready
 from gateway.request_record import ClientLeft, RequestRecord
@@ -105,6 +106,7 @@ class AnswerResponse:
             if not has_begun and (tokens or feed.has_ended):
                 has_begun = True
                 frames.append(self._encoder.begin(feed.prompt_scores))
+                frames.extend(self._encoder.finish(choice, answer) for choice, answer in self._ended_answers())
             for token in tokens:
                 self._push(feed, token, frames)
             is_complete = self._is_complete(feed)
@@ -148,6 +150,10 @@ class AnswerResponse:
         feed.finish(token.choice)
         if frames is not None:
             frames.append(self._encoder.finish(token.choice, answer))
+
+    def _ended_answers(self) -> list[tuple[int, Answer]]:
+        """Those that ended before a token came: none was to be generated."""
+        return [(choice, answer) for choice, answer in enumerate(self._answers) if answer.has_finished]
 
     def usage(self) -> Usage:
         """What the call has used so far."""
@@ -196,7 +202,6 @@ class AnswerResponse:
 
 async def _leave_with_client(receive: Receive, feed: TokenFeed, generation: asyncio.Task[None]) -> None:
     """End the generation as soon as the client is gone, even while nothing is being sent to it."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await client_gone(receive)
     feed.fail(ClientLeft())
     generation.cancel()

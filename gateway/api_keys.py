@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.openai_errors import ApiError, unauthorized
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Probes carry no key and learn nothing but a state."""
 
 

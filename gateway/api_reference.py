@@ -6,20 +6,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.openai_parameters import HARMLESS, HONOURED, REFUSED, STREAM_OPTIONS_REFUSED
-from gateway.parameter_table import Refused
+from gateway.completions import parameters as completions
+from gateway.completions.parameters import COMPLETIONS
+from gateway.embeddings.schema import EMBEDDINGS
+from gateway.openai_parameters import CHAT, STREAM_OPTIONS_REFUSED
+from gateway.parameter_table import ParameterTable, Refused
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-BEGIN = "<!-- tables: written by `python -m gateway.api_reference` -->\n"
+COMMAND = "written by `python -m gateway.api_reference`"
 END = "<!-- end of tables -->\n"
 
+Refusals = Mapping[str, Refused]
 
-def parameter_tables() -> str:
-    """Every parameter of a chat completion, as Markdown."""
-    return "".join(_lines())
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page.
+
+    Args:
+        begin: The mark after which its tables stand; they end at the next `END`.
+        table: What they say.
+        stream_options: What is refused within `stream_options`.
+    """
+
+    begin: str
+    table: ParameterTable
+    stream_options: Refusals = field(default_factory=dict)
+
+
+SECTIONS = (
+    Section(f"<!-- tables: {COMMAND} -->\n", CHAT, STREAM_OPTIONS_REFUSED),
+    Section(f"<!-- tables of completions: {COMMAND} -->\n", COMPLETIONS, completions.STREAM_OPTIONS_REFUSED),
+    Section(f"<!-- tables of embeddings: {COMMAND} -->\n", EMBEDDINGS),
+)
 
 
 def updated(page: str) -> str:
@@ -28,26 +51,29 @@ def updated(page: str) -> str:
     Raises:
         ValueError: If the page has lost the marks between which they stand.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the marks {BEGIN.strip()!r} and {END.strip()!r}")
-    return f"{before}{BEGIN}\n{parameter_tables()}\n{END}{after}"
+    for section in SECTIONS:
+        before, begin, rest = page.partition(section.begin)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            raise ValueError(f"the page needs the marks {section.begin.strip()!r} and {END.strip()!r}")
+        page = f"{before}{begin}\n{''.join(_lines(section))}\n{END}{after}"
+    return page
 
 
-def _lines() -> Iterator[str]:
+def _lines(section: Section) -> Iterator[str]:
+    table = section.table
     yield "### Honoured\n\n| parameter | meaning |\n|---|---|\n"
-    for name, note in HONOURED.items():
+    for name, note in table.honoured.items():
         yield f"| `{name}` | {note} |\n"
     yield "\n### Accepted, because ignoring them changes nothing in the answer\n\n"
     yield "| parameter | type | why |\n|---|---|---|\n"
-    for name, harmless in HARMLESS.items():
+    for name, harmless in table.harmless.items():
         yield f"| `{name}` | {harmless.expected} | {harmless.note} |\n"
     yield "\n### Refused with a 400 that names them\n\n"
     yield "| parameter | accepted all the same | why refused |\n|---|---|---|\n"
-    for name, refused in REFUSED.items():
+    for name, refused in table.refused.items():
         yield _refused_line(name, refused)
-    for name, refused in STREAM_OPTIONS_REFUSED.items():
+    for name, refused in section.stream_options.items():
         yield _refused_line(f"stream_options.{name}", refused)
 
 

@@ -7,11 +7,16 @@ from typing import Any
 import structlog
 from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException
+from litestar.types import ControllerRouterHandler
 
 from gateway.api.chat import create_chat_completion
-from gateway.api.health import healthz, readyz
+from gateway.api.completions import create_completion
+from gateway.api.embeddings import create_embeddings
+from gateway.api.health import healthz, post_ping, readyz
 from gateway.api.mesh import get_mesh
 from gateway.api.models import get_model, list_models
+from gateway.api.tokenize import detokenize, get_tokenizer_info, tokenize
+from gateway.api.version import get_version
 from gateway.api_keys import ApiKeys
 from gateway.cors import ANY_ORIGIN, CorsPolicy
 from gateway.edge import Edge
@@ -22,10 +27,27 @@ from gateway.state import GatewayState
 log = structlog.get_logger(__name__)
 
 
+ROUTES: list[ControllerRouterHandler] = [
+    create_chat_completion,
+    create_completion,
+    create_embeddings,
+    tokenize,
+    detokenize,
+    get_tokenizer_info,
+    list_models,
+    get_model,
+    healthz,
+    readyz,
+    post_ping,
+    get_version,
+    get_mesh,
+]
+
+
 def create_app(state: GatewayState) -> Litestar:
     """Build the application around one served model."""
     app = Litestar(
-        route_handlers=[create_chat_completion, list_models, get_model, healthz, readyz, get_mesh],
+        route_handlers=ROUTES,
         exception_handlers={
             ApiError: _answer_api_error,
             HTTPException: _answer_http_exception,

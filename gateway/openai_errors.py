@@ -102,26 +102,33 @@ def unsupported(param: str, reason: str) -> ApiError:
 
 
 def context_length_exceeded(
-    *, context_len: int, prompt_tokens: int, max_tokens: int | None, param: str, at_least: bool = False
+    *,
+    context_len: int,
+    prompt_tokens: int,
+    max_tokens: int | None,
+    param: str,
+    at_least: bool = False,
+    source: str = "messages",
 ) -> ApiError:
     """The prompt, or the prompt with the answer asked for, does not fit the model's window.
 
     Args:
         context_len: The window.
-        prompt_tokens: Of the rendered messages.
+        prompt_tokens: Of the rendered messages, or the text that came without.
         max_tokens: Of the answer, where the caller named a number.
         param: Under which name it came.
         at_least: The prompt was not tokenized: it is at least so long.
+        source: The parameter that is the prompt.
     """
     least = "at least " if at_least else ""
-    message = f"This model's maximum context length is {context_len} tokens. However, your messages resulted in "
+    message = f"This model's maximum context length is {context_len} tokens. However, your {source} resulted in "
     if max_tokens is None:
-        message += f"{least}{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the messages."
+        message += f"{least}{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the {source}."
     else:
         total = prompt_tokens + max_tokens
         message += f"{least}{prompt_tokens} tokens and you requested {max_tokens} for the answer, "
-        message += f"{least}{total} in all. Please shorten the messages or lower {param}."
-    return ApiError(400, message, param="messages", code="context_length_exceeded")
+        message += f"{least}{total} in all. Please shorten the {source} or lower {param}."
+    return ApiError(400, message, param=source, code="context_length_exceeded")
 
 
 def model_not_found(model: str, served: str) -> ApiError:

@@ -6,7 +6,7 @@ A field that is null counts as absent, as OpenAI's own servers have it: many cli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.openai_errors import invalid_type, invalid_value, quoted
@@ -98,6 +98,20 @@ def read_string(body: Body, name: str, *, path: str | None = None, chars_max: in
         raise invalid_type(path or name, "a string", value)
     if chars_max is not None and len(value) > chars_max:
         raise invalid_value(path or name, f"at most {chars_max} characters, got {len(value)}")
+    return value
+
+
+def read_word(body: Body, name: str, words: Sequence[str]) -> str:
+    """One of a few words; the first where there is none.
+
+    Raises:
+        ApiError: 400.
+    """
+    value = read_string(body, name)
+    if value is None:
+        return words[0]
+    if value not in words:
+        raise invalid_value(name, f"{quoted(value)} is not one of {', '.join(words)}")
     return value
 
 

@@ -44,7 +44,7 @@ def read_chat_request(data: bytes) -> ChatRequest:
         ApiError: 400 that names the parameter at fault.
     """
     body = decode_object(data)
-    model = _read_model(body)
+    model = read_model(body)
     messages = _read_required_messages(body)
     unknown = CHAT.check(body)
     stream = read_boolean(body, "stream")
@@ -82,7 +82,12 @@ def decode_object(data: bytes) -> dict[str, object]:
     return body
 
 
-def _read_model(body: Mapping[str, object]) -> str:
+def read_model(body: Mapping[str, object]) -> str:
+    """The model's name.
+
+    Raises:
+        ApiError: 400, also where there is none.
+    """
     model = body.get("model")
     if model is None:
         raise missing("model")

@@ -15,6 +15,7 @@ from gateway.response_writer import StreamLimits
 from gateway.token_feed import TokenStream
 from gateway.tokenizer import ChatTokenizer
 from shared.clock import Clock, SystemClock
+from shared.messages import Pooling
 
 ANY_MODEL = "default"
 """The name under which any served model answers, for callers that do not care."""
@@ -29,6 +30,10 @@ class TokenSource(Protocol):
 
     def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[TokenStream]:
         """Entering waits for admission; iterating yields tokens; leaving ends the work on every node."""
+        ...
+
+    async def embed(self, prompt_ids: tuple[int, ...], *, pooling: Pooling, request_id: str) -> tuple[float, ...]:
+        """The model's last hidden states of a prompt, pooled: `hidden_size` numbers. Cancelling ends the work."""
         ...
 
 

@@ -7,11 +7,11 @@ is for `gateway.chat_template` to say; here it becomes ids, and ids become text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from transformers import PreTrainedTokenizerFast
@@ -41,6 +41,8 @@ SAMPLING_DEFAULT_BOUNDS = {
     "repetition_penalty": 2.0,
 }
 """Sampling parameters that a generation config may recommend, each above 0 and at most this."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -94,12 +96,10 @@ class ChatTokenizer:
         self.context_len = context_len
         self.sampling_defaults = dict(sampling_defaults)
         self.template = ChatTemplate(tokenizer)
-        self.pool = EncodePool()
-        """For other work of a long request, too."""
+        self._pool = EncodePool()
         whole = json.loads(self._backend.to_str())
         self._bytes_per_token = {is_ascii: bytes_per_token_max(whole, is_ascii=is_ascii) for is_ascii in (False, True)}
-        vocab = self._backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.ids_end = max(self._backend.get_vocab().values()) + 1
         added = tokenizer.added_tokens_decoder
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self.families = choose_family(self.template.source, self._added_ids)
@@ -134,9 +134,7 @@ class ChatTokenizer:
                 long prompts are being read already.
             PromptTooLong: Told from the prompt's size alone; a prompt that is tokenized may be too long as well.
         """
-        if size <= INLINE_CHARS_MAX:
-            return self.render_prompt(messages, asked, tools)
-        return await self.pool.run(partial(self.render_prompt, messages, asked, tools))
+        return await self.run_long(partial(self.render_prompt, messages, asked, tools), size=size)
 
     def render_prompt(
         self,
@@ -147,7 +145,7 @@ class ChatTokenizer:
         """As `prompt`, in this thread."""
         rendered = self.template.render(messages, asked or TemplateAsked(), tools)
         plain = rendered.plain
-        self._check_size(plain)
+        self.check_size(plain)
         try:
             is_marked = rendered.is_marked
             ids = tuple(encode_marked_chat(self._tokenizer, rendered.text)) if is_marked else self.encode_text(plain)
@@ -160,17 +158,61 @@ class ChatTokenizer:
         """The ids of a chat without tools, opened for the assistant to answer."""
         return self.render_prompt(messages).ids
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        """Tokenize as it stands: control tokens are recognized, and none is added.
+    async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
+        """Tokenize each as it stands, control tokens that it spells recognized; long ones in a thread.
+
+        Args:
+            texts: Of any length; `check_size` tells of those that cannot fit the window.
+            add_special_tokens: Add what the tokenizer itself puts around a text, for example a begin-of-text token.
+
+        Raises:
+            ApiError: 429 when too many long prompts are being read already.
+        """
+
+        def encode() -> list[tuple[int, ...]]:
+            return [self.encode_text(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        return await self.run_long(encode, size=sum(map(len, texts)))
+
+    async def run_long(self, work: Callable[[], T], *, size: int) -> T:
+        """Run what takes time with a text's length: at once for a short one, else in a thread.
+
+        Args:
+            work: What to do; what it raises comes through.
+            size: About how many characters it is about.
+
+        Raises:
+            ApiError: 429 when too many long prompts are being read already.
+        """
+        return work() if size <= INLINE_CHARS_MAX else await self._pool.run(work)
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Tokenize as it stands: control tokens are recognized, and none is added unless asked for.
 
         Other threads go on meanwhile: `encode_batch_fast` releases the interpreter, as `encode` does not.
         """
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of these ids, special tokens skipped."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of these ids."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own spelling of these ids, of which each must be below `ids_end`."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in ids]
+
+    def description(self) -> dict[str, str | None]:
+        """Special tokens and chat template, for callers that render prompts themselves."""
+        tokenizer = self._tokenizer
+        template = tokenizer.chat_template
+        return {
+            "eos_token": tokenizer.eos_token,
+            "bos_token": tokenizer.bos_token,
+            "pad_token": tokenizer.pad_token,
+            "unk_token": tokenizer.unk_token,
+            "chat_template": template if isinstance(template, str) or template is None else template.get("default"),
+        }
 
     def added_id(self, token: str) -> int | None:
         """The id of a token that was added to the vocabulary as a whole, special or not; None for any other text."""
@@ -219,7 +261,12 @@ class ChatTokenizer:
             ids = [token_id for token_id in ids if self._special.get(token_id, "") in {"", *shown}]
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
-    def _check_size(self, text: str) -> None:
+    def check_size(self, text: str) -> None:
+        """Let a text pass that may fit the window.
+
+        Raises:
+            PromptTooLong: It cannot, whatever its tokens are.
+        """
         least = tokens_min(text, self._bytes_per_token.__getitem__)
         if least >= self.context_len:
             raise PromptTooLong(least)

@@ -23,9 +23,6 @@ from gateway.stop import StopMatcher
 from gateway.tokenizer import ChatTokenizer, Prompt, PromptTooLong
 from gateway.turn_sampling import check_vocabulary, choice_seeds, end_ids, sampling_params, wire_seed
 
-INLINE_GRAMMAR_BYTES_MAX = 16_000
-"""Requests of up to this size have their grammars checked on the event loop, in a few ms; larger ones in a thread."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
@@ -69,7 +66,7 @@ async def prepare_turn(chat: ChatRequest, gateway: GatewayState, *, size: int, r
             cannot do; 429.
     """
     tokenizer = gateway.tokenizer
-    check_vocabulary(chat.sampling, tokenizer.vocab_size)
+    check_vocabulary(chat.sampling, tokenizer.ids_end)
     prompt = await tokenize(chat, tokenizer, size=size)
     max_tokens = fit_answer(chat.answer, prompt_tokens=len(prompt.ids), context_len=tokenizer.context_len)
     grammar = await compile_grammar(chat, tokenizer, prompt.tail, size=size)
@@ -147,7 +144,7 @@ async def compile_grammar(chat: ChatRequest, tokenizer: ChatTokenizer, prompt_ta
     """
     shape = answer_shape(tokenizer.families, tokenizer.added_id, prompt_tail)
     work = partial(answer_grammar, chat.format, chat.tools, shape)
-    grammar = work() if size <= INLINE_GRAMMAR_BYTES_MAX else await tokenizer.pool.run(work)
+    grammar = await tokenizer.run_long(work, size=size)
     if grammar and chat.sampling.ignore_eos:
         raise unsupported("ignore_eos", "a constrained answer ends where its grammar does")
     return grammar

@@ -84,7 +84,7 @@ def end_ids(asked: SamplingAsked, eos_ids: frozenset[int]) -> frozenset[int]:
     return frozenset(asked.stop_token_ids) | (frozenset() if asked.ignore_eos else eos_ids)
 
 
-def check_vocabulary(asked: SamplingAsked, vocab_size: int) -> None:
+def check_vocabulary(asked: SamplingAsked, ids_end: int) -> None:
     """Check that every id named is a token of the model.
 
     Raises:
@@ -97,5 +97,5 @@ def check_vocabulary(asked: SamplingAsked, vocab_size: int) -> None:
     }
     for param, ids in named.items():
         for token_id in ids:
-            if token_id >= vocab_size:
-                raise invalid_value(param, f"the model's vocabulary ends at {vocab_size - 1}, there is no {token_id}")
+            if token_id >= ids_end:
+                raise invalid_value(param, f"{token_id} is no token id: they are from 0 to {ids_end - 1}")

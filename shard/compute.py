@@ -2,7 +2,8 @@
 
 The event loop never waits for the thread: it offers steps, drops them, or marks the running ones as
 cancelled, all under a lock held for microseconds. The thread wakes the event loop once per list of
-outcomes. Whatever a step does, the thread goes on.
+outcomes. Whatever a step does, the thread goes on. Forks go before all steps that wait: one of the copy may be
+right behind.
 
 The thread sleeps on a `SimpleQueue` of tokens, one for each step offered: it is written in C, and between a
 result and the next step that saves some 50 microseconds over a `Condition`. A token whose step was dropped
@@ -12,6 +13,7 @@ only makes the thread look once in vain.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
@@ -19,8 +21,10 @@ from typing import Protocol
 import structlog
 
 from shard.executor import Outcome, failure_message, failure_of
-from shard.step_queue import QueuedStep, StepQueue
+from shard.step_queue import QueuedFork, QueuedStep, StepQueue
 
+FORKS_WAITING_MAX = 256
+"""As many as steps may wait: more sessions than a node can hold."""
 STEPS_AT_ONCE_MAX = 1
 """Steps given to the executor together. A stage runs a list one after the other, so a longer one would
 only delay the first answer and let no decode step pass a prefill."""
@@ -33,6 +37,10 @@ class RunsSteps(Protocol):
 
     def run(self, items: Sequence[QueuedStep]) -> list[Outcome]:
         """Answer each step, in order."""
+        ...
+
+    def fork(self, item: QueuedFork) -> None:
+        """Copy a session."""
         ...
 
 
@@ -57,6 +65,8 @@ class ComputeThread:
         self._deliver = deliver
         self._loaded = loaded
         self._queue = StepQueue()
+        self._forks: deque[QueuedFork] = deque()
+        self._forking: QueuedFork | None = None
         self._running: list[QueuedStep] = []
         self._lock = threading.Lock()
         self._tokens: SimpleQueue[None] = SimpleQueue()
@@ -72,6 +82,7 @@ class ComputeThread:
         with self._lock:
             self._stopping = True
             self._queue.drop(lambda _: True)
+            self._forks.clear()
             for item in self._running:
                 item.cancel("cancelled")
         self._tokens.put(None)
@@ -81,6 +92,15 @@ class ComputeThread:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def fork(self, item: QueuedFork) -> bool:
+        """Queue a fork. Returns whether there was room: a fork may be left out, at the price of a miss later."""
+        with self._lock:
+            if len(self._forks) >= FORKS_WAITING_MAX:
+                return False
+            self._forks.append(item)
+        self._tokens.put(None)
+        return True
 
     @property
     def pending(self) -> int:
@@ -116,16 +136,22 @@ class ComputeThread:
         return superseded
 
     def cancel(self, session: str) -> list[QueuedStep]:
-        """Stop a session's running step at the next layer and return its waiting steps, now dropped."""
+        """Stop a session's running step at the next layer and return its waiting steps, now dropped.
+
+        A fork that would make the session is not done.
+        """
         with self._lock:
+            for fork in (*self._forks, *([self._forking] if self._forking else [])):
+                fork.cancelled = fork.cancelled or fork.fork.target == session
             for item in self._running:
                 if item.step.session == session:
                     item.cancel("cancelled")
             return self._queue.drop(lambda item: item.step.session == session)
 
     def drop_link(self, link: object) -> int:
-        """Forget the waiting steps of a link that is gone; returns how many."""
+        """Forget the waiting steps and forks of a link that is gone; returns how many steps."""
         with self._lock:
+            self._forks = deque(fork for fork in self._forks if fork.link is not link)
             return len(self._queue.drop(lambda item: item.link is link))
 
     def _main(self) -> None:
@@ -135,21 +161,38 @@ class ComputeThread:
             self._loaded(error)
             return
         self._loaded(None)
-        while items := self._take():
+        while items := self._take(executor):
             self._deliver(_run(executor, items))
             with self._lock:
                 self._running = []
 
-    def _take(self) -> list[QueuedStep]:
-        """The next steps to run; an empty list when the thread is to end."""
+    def _take(self, executor: RunsSteps) -> list[QueuedStep]:
+        """The next steps to run; an empty list when the thread is to end. Forks are done on the way."""
         while True:
             self._tokens.get()
+            while fork := self._take_fork():
+                _fork(executor, fork)
             with self._lock:
+                self._forking = None
                 if self._stopping:
                     return []
+                if self._forks:
+                    continue  # came this moment, and its token with it
                 self._running = self._queue.take(STEPS_AT_ONCE_MAX)
                 if self._running:
                     return self._running
+
+    def _take_fork(self) -> QueuedFork | None:
+        with self._lock:
+            self._forking = self._forks.popleft() if self._forks else None
+            return self._forking
+
+
+def _fork(executor: RunsSteps, item: QueuedFork) -> None:
+    try:
+        executor.fork(item)
+    except Exception:
+        log.exception("fork.failed", session=item.fork.session)
 
 
 def _run(executor: RunsSteps, items: list[QueuedStep]) -> list[Outcome]:

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shard.kv_cache import Session, SessionStore
+from shard.drawing import Drawing, begin_drawing, continue_drawing
+from shard.forking import fork_session
+from shard.kv_cache import SessionStore
 from shard.runner import Pass, PassOutput, Runner
-from shard.step_queue import QueuedStep
+from shard.session import Session
+from shard.step_check import bad_step, check_lengths, check_sampling
+from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
 from shared.errors import CacheMissed, MeshError, StepFailed
 from shared.messages import CacheMiss, Error, Message, Step, StepResult
 from shared.tensor_spec import WireTensor
 
-STEP_POSITIONS_MAX = 32_768
-"""Positions that may enter with one step; a longer prompt comes in chunks."""
 POSITIONS_MAX = 1 << 20
 """Positions of one session when the model's own context length is unknown."""
 
@@ -94,40 +96,65 @@ class Executor:
             self._figures.busy_us += busy_us
         return outcomes
 
+    def fork(self, item: QueuedFork) -> None:
+        """Copy a session, or do nothing but count why not: a fork is not answered. Never raises for what it holds."""
+        outcome: MeshError | None = None
+        try:
+            self._fork(item)
+        except MeshError as error:
+            outcome = error
+        except Exception as error:
+            log.exception("fork.failed", session=item.fork.session)
+            outcome = failure_of(error)
+        self._count("fork", outcome)
+        if outcome is not None:
+            log.debug("fork.refused", session=item.fork.session, target=item.fork.target, code=outcome.code)
+
+    def _fork(self, item: QueuedFork) -> None:
+        if self._store is None or not self.keeps_sessions:
+            raise CacheMissed("disabled", session=item.fork.session)
+        if self.refuses_new_sessions:
+            raise StepFailed("draining", "the node is leaving and takes no new session")
+        if item.fork.sampling is not None:
+            check_sampling(item.fork.sampling, self._runner.vocab_size)
+        fork_session(self._store, item, self._runner.new_matcher if self._is_last else None)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._runner.layers.end == self._runner.num_layers
+
     def _open(self, item: QueuedStep) -> _OpenStep | MeshError:
         if item.cancelled:
             return _cancelled(item)
         try:
-            session = self._open_session(item)
+            return self._open_decode(item) if item.step.cache == "decode" else self._open_new(item)
         except MeshError as error:
             return error
         except Exception as error:
             log.exception("step.failed", session=item.step.session, step_index=item.step.step_index)
             return failure_of(error)
-        return _OpenStep(item, session)
 
-    def _open_session(self, item: QueuedStep) -> Session | None:
+    def _open_new(self, item: QueuedStep) -> _OpenStep:
         step = item.step
-        if step.cache == "decode":
-            return self._open_decode(item)
         self._check_addressed(step)
         self._check(item, None)
+        history = self._draw_from(item, None)
         if step.cache != "prefill" or self._store is None or not self.keeps_sessions:
-            return None
+            return _OpenStep(item, None, history)
         if self.refuses_new_sessions and not self._store.holds(step.session):
             raise StepFailed("draining", "the node is leaving and takes no new session")
-        return self._store.start(step, self._runner.new_cache())
+        return _OpenStep(item, self._store.start(step, self._runner.new_cache()), history)
 
-    def _open_decode(self, item: QueuedStep) -> Session:
+    def _open_decode(self, item: QueuedStep) -> _OpenStep:
         if self._store is None or not self.keeps_sessions:
             raise CacheMissed("disabled", session=item.step.session)
         session = self._store.lookup(item.step)
         try:
             self._check(item, session)
+            return _OpenStep(item, session, self._draw_from(item, session))
         except BaseException:
             self._store.put_back(session)
             raise
-        return session
 
     def _check(self, item: QueuedStep, session: Session | None) -> None:
         check_lengths(item.step, self._runner.context_len or POSITIONS_MAX)
@@ -142,16 +169,32 @@ class Executor:
             raise StepFailed("range_mismatch", f"the layers here are {held}", field="layers", limit=held)
 
     def _check_sampling(self, step: Step, session: Session | None) -> None:
-        samples = self._runner.layers.end == self._runner.num_layers and step.output_len != 0
-        sampling = step.sampling or (session.sampling if session else None)
-        if sampling is None:
-            if samples:
-                raise _bad_step("sampling", "is missing, and this hop draws the token")
-            return
-        if sampling.temperature < 0:
-            raise _bad_step("sampling.temperature", f"must not be below 0, got {sampling.temperature}")
-        if not 0 <= sampling.top_p <= 1:
-            raise _bad_step("sampling.top_p", f"must be from 0 to 1, got {sampling.top_p}")
+        samples = self._is_last and step.output_len != 0 and step.pool is None
+        if samples and step.sampling is None and (session is None or session.sampling is None):
+            raise bad_step("sampling", "is missing, and this hop draws the token")
+        if step.sampling is not None:
+            check_sampling(step.sampling, self._runner.vocab_size)
+
+    def _draw_from(self, item: QueuedStep, session: Session | None) -> _History:
+        """What the step's draw will need of the tokens before; they are written where a failed step leaves no trace.
+
+        Raises:
+            StepFailed: `bad_step`: the step, or an earlier one of the session, does not carry them.
+        """
+        step = item.step
+        if not self._is_last:
+            return _NO_HISTORY
+        if session is not None and step.cache == "decode":
+            params = step.sampling or session.sampling
+            drawing = continue_drawing(session.drawing, params, self._runner.new_matcher)
+        else:
+            drawing = begin_drawing(step.sampling, self._runner.new_matcher)
+        if drawing is None:
+            return _NO_HISTORY
+        token_ids = item.tensors.get("token_ids")
+        if token_ids is None:
+            raise bad_step("token_ids", "is missing, and the sampling parameters need the tokens before")
+        return _History(drawing, drawing.history.write(step.past_len, token_ids))
 
     def _compute(self, opened: Sequence[_OpenStep]) -> list[PassOutput | MeshError]:
         if not opened:
@@ -177,6 +220,7 @@ class Executor:
             self._store.abort(session, "failed")
             log.error("cache.length_wrong", held=session.cache.length, expected=expected_len)
             return StepFailed("internal_error", f"the cache holds {session.cache.length}, expected {expected_len}")
+        session.drawing = opened.history.drawing
         try:
             return result, self._store.commit(session, opened.item.step)
         except StepFailed as error:
@@ -186,13 +230,7 @@ class Executor:
         self, item: QueuedStep, result: tuple[PassOutput, bool] | MeshError, started_at: float, busy_us: int
     ) -> Outcome:
         step = item.step
-        with self._figures_lock:
-            if isinstance(result, CacheMissed):
-                self._figures.misses[result.reason] += 1
-            elif isinstance(result, MeshError):
-                self._figures.errors[result.code] += 1
-            else:
-                self._figures.steps[step.cache or "stateless"] += 1
+        self._count(step.cache or "stateless", result if isinstance(result, MeshError) else None)
         if isinstance(result, MeshError):
             return Outcome(item, failure_message(step, result))
         output, cached = result
@@ -208,34 +246,38 @@ class Executor:
         )
         return Outcome(item, message, output.tensors)
 
+    def _count(self, mode: str, error: MeshError | None) -> None:
+        with self._figures_lock:
+            if isinstance(error, CacheMissed):
+                self._figures.misses[error.reason] += 1
+            elif error is not None:
+                self._figures.errors[error.code] += 1
+            else:
+                self._figures.steps[mode] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    drawing: Drawing | None = None
+    ids: memoryview | None = None
+
+
+_NO_HISTORY = _History()
+
 
 @dataclass(frozen=True, slots=True)
 class _OpenStep:
     item: QueuedStep
     session: Session | None
+    history: _History
 
     def as_pass(self) -> Pass:
         item, session = self.item, self.session
         sampling = item.step.sampling or (session.sampling if session else None)
         cache = session.cache if session else None
-        return Pass(item.step, item.tensors, cache, sampling, lambda: item.cancelled)
-
-
-def check_lengths(step: Step, positions_max: int) -> None:
-    """Check a step's counts against each other and against what this node takes.
-
-    Raises:
-        StepFailed: `bad_step`, naming the field and the limit.
-    """
-    if not 1 <= step.new_len <= STEP_POSITIONS_MAX:
-        raise _bad_step("new_len", f"must be from 1 to {STEP_POSITIONS_MAX}, got {step.new_len}")
-    if step.cache != "decode" and step.past_len:
-        raise _bad_step("past_len", f"must be 0 unless the step decodes, got {step.past_len}")
-    if step.output_len is not None and step.output_len > step.new_len:
-        raise _bad_step("output_len", f"must be at most new_len {step.new_len}, got {step.output_len}")
-    if step.past_len + step.new_len > positions_max:
-        total_len = step.past_len + step.new_len
-        raise _bad_step("past_len + new_len", f"must be at most {positions_max} positions, got {total_len}")
+        drawing, ids = self.history.drawing, self.history.ids
+        matcher = drawing.matcher if drawing else None
+        return Pass(item.step, item.tensors, cache, sampling, lambda: item.cancelled, ids, matcher)
 
 
 def failure_of(error: Exception) -> MeshError:
@@ -265,10 +307,6 @@ def failure_message(step: Step, error: MeshError) -> Message:
         step_index=step.step_index,
         epoch=step.epoch,
     )
-
-
-def _bad_step(field_name: str, message: str) -> StepFailed:
-    return StepFailed("bad_step", f"{field_name} {message}", field=field_name)
 
 
 def _cancelled(item: QueuedStep) -> StepFailed:

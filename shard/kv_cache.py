@@ -19,19 +19,21 @@ session limit and the byte budget are applied whenever a session is opened or co
 
 The store is shared by the compute thread (open, commit, abort) and the event loop (release, sweep,
 figures), so each public method holds a lock; none of them computes or waits.
+
+A *fork* opens two sessions, the one to copy and the copy, which is listed once its caches are copied.
+It takes no other session's place: where there is no room it is refused.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
+from shard.session import HeldCache, Session, check_epoch, check_new, mismatch
 from shared.clock import Clock
 from shared.errors import CacheMissed, CacheMissReason, StepFailed
-from shared.layers import LayerRange
-from shared.messages import SamplingParams, Step
+from shared.messages import Fork, Step
 
 GONE_SESSIONS_MAX = 1024
 """How many lost sessions are remembered with the reason, so that the miss can say it; older ones are `unknown`."""
@@ -41,53 +43,6 @@ DropCause = Literal["expired", "evicted", "released", "cancelled", "failed"]
 
 _MISS_REASONS: dict[DropCause, CacheMissReason] = {"expired": "expired", "evicted": "evicted"}
 """Causes that a later miss names; a session ended on purpose or by a failed step is `unknown`."""
-
-
-class HeldCache(Protocol):
-    """What the store needs to know of a stage's cache."""
-
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated, which may be more than the positions fill."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One session: its cache and what a step must name to continue it.
-
-    Args:
-        session: Its id, unique across gateways.
-        layers: The range its cache covers.
-        model: Fingerprint of the model it belongs to.
-        cache: Owned by the compute thread while the session is open.
-        epoch: Highest epoch that has touched it.
-        step_index: The step applied last.
-        sampling: What a decode without `sampling` uses.
-        length: Positions held at the last commit.
-        nbytes: Bytes counted at the last commit.
-        used_at: Clock of the last open or commit.
-        pinned: Whether a step has it open.
-        dropped: Set when it was released while open.
-    """
-
-    session: str
-    layers: LayerRange
-    model: str
-    cache: HeldCache
-    epoch: int
-    step_index: int
-    sampling: SamplingParams | None
-    length: int = 0
-    nbytes: int = 0
-    used_at: float = 0.0
-    pinned: bool = False
-    dropped: bool = False
 
 
 class SessionStore:
@@ -124,15 +79,7 @@ class SessionStore:
         """
         with self._lock:
             self._expire()
-            held = self._listed.get(step.session)
-            if held is None:
-                raise CacheMissed(self._gone.get(step.session, "unknown"), session=step.session)
-            _check_epoch(held, step)
-            reason = _mismatch(held, step)
-            if reason is not None:
-                raise CacheMissed(reason, session=step.session, held_len=held.length)
-            if held.pinned:
-                raise StepFailed("session_busy", "another step of this session is running", session=step.session)
+            held = self._held_for(step, step.session)
             held.pinned = True
             self._touch(held)
             return held
@@ -147,8 +94,8 @@ class SessionStore:
             self._expire()
             held = self._listed.get(step.session)
             if held is not None:
-                _check_epoch(held, step)
-                _check_new(held, step)
+                check_epoch(held, step)
+                check_new(held, step)
             opened = Session(
                 session=step.session,
                 layers=step.layers,
@@ -189,6 +136,64 @@ class SessionStore:
             self._expire()
             self._evict()
             return True
+
+    def open_fork(self, fork: Fork) -> tuple[Session, Session]:
+        """Open the session that a fork names, and a copy of it whose `cache` is still the original's.
+
+        The caller gives the copy a cache of its own and must `commit_fork` or `abort_fork` both. What the copy's id
+        named before is forgotten already: it must not be taken for the copy.
+
+        Raises:
+            CacheMissed: Anything but exactly this session, range, model and position is held.
+            StepFailed: `bad_step` when it would copy a session onto itself; `stale_epoch`; `session_busy`;
+                `sessions_full` and `kv_budget_exceeded` where the copy would take another session's place.
+        """
+        if fork.target == fork.session:
+            raise StepFailed("bad_step", "target must be another session", field="target")
+        with self._lock:
+            self._expire()
+            replaced = self._listed.get(fork.target)
+            if replaced is not None:
+                check_epoch(replaced, fork)
+                if replaced.pinned:
+                    raise _busy(fork.target)
+                self._drop(replaced, "released")
+            source = self._held_for(fork, fork.session)
+            self._check_room(source)
+            source.pinned = True
+            self._touch(source)
+            copy = Session(
+                session=fork.target,
+                layers=source.layers,
+                model=source.model,
+                cache=source.cache,
+                epoch=fork.epoch,
+                step_index=-1,
+                sampling=fork.sampling or source.sampling,
+                pinned=True,
+            )
+            self._prefilling[fork.target] = copy
+            return source, copy
+
+    def commit_fork(self, source: Session, copy: Session) -> bool:
+        """The copy is complete: list it. Returns whether it is held now; it is not if it was released meanwhile."""
+        with self._lock:
+            source.pinned = False
+            self._unpin(copy)
+            if copy.dropped:
+                return False
+            copy.length, copy.nbytes = copy.cache.length, copy.cache.nbytes
+            self._nbytes += copy.nbytes
+            self._listed[copy.session] = copy
+            self._gone.pop(copy.session, None)
+            self._touch(copy)
+            return True
+
+    def abort_fork(self, source: Session, copy: Session) -> None:
+        """There is no copy; the original stays as it was."""
+        with self._lock:
+            source.pinned = False
+            self._unpin(copy)
 
     def put_back(self, opened: Session) -> None:
         """The step was refused before anything was computed: the session stays as it was."""
@@ -232,6 +237,25 @@ class SessionStore:
             return len(self._listed), self._nbytes, dict(self._drops)
 
     # The methods below are called with the lock held.
+
+    def _held_for(self, wanted: Step | Fork, session: str) -> Session:
+        held = self._listed.get(session)
+        if held is None:
+            raise CacheMissed(self._gone.get(session, "unknown"), session=session)
+        if isinstance(wanted, Step):  # a fork's epoch is the copy's
+            check_epoch(held, wanted)
+        reason = mismatch(held, wanted)
+        if reason is not None:
+            raise CacheMissed(reason, session=session, held_len=held.length)
+        if held.pinned:
+            raise _busy(session)
+        return held
+
+    def _check_room(self, source: Session) -> None:
+        if len(self._listed) >= self.sessions_max:
+            raise StepFailed("sessions_full", f"the node holds as many sessions as it may: {self.sessions_max}")
+        if self._nbytes + source.nbytes > self.bytes_max:
+            raise StepFailed("kv_budget_exceeded", f"with the copy, sessions would take over {self.bytes_max} bytes")
 
     def _unpin(self, opened: Session) -> None:
         if not opened.pinned:
@@ -296,31 +320,5 @@ class SessionStore:
                 self._drop(held, "evicted")
 
 
-def _check_epoch(held: Session, step: Step) -> None:
-    if step.epoch < held.epoch:
-        raise StepFailed(
-            "stale_epoch",
-            f"epoch {step.epoch} is below {held.epoch}, which the session has seen",
-            field="epoch",
-            limit=held.epoch,
-        )
-
-
-def _check_new(held: Session, step: Step) -> None:
-    if step.epoch == held.epoch and step.step_index <= held.step_index:
-        raise StepFailed(
-            "duplicate_step",
-            f"step_index {step.step_index} of epoch {step.epoch} is not after {held.step_index}, which was applied",
-            field="step_index",
-            limit=held.step_index,
-        )
-
-
-def _mismatch(held: Session, step: Step) -> CacheMissReason | None:
-    if step.model != held.model:
-        return "model_mismatch"
-    if step.layers != held.layers:
-        return "range_mismatch"
-    if step.past_len != held.length:
-        return "past_len_mismatch"
-    return None
+def _busy(session: str) -> StepFailed:
+    return StepFailed("session_busy", "another step of this session is running", session=session)

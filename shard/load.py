@@ -19,6 +19,5 @@ def load_runner(settings: NodeSettings, folder: Path, progress: Callable[[int, i
         LoadFailed: The range cannot be loaded.
     """
     torch.set_num_threads(settings.threads)  # of this thread's operators
-    return StageRunner(
-        load_stage(folder, settings.layers, device=settings.device, dtype=settings.dtype, progress=progress)
-    )
+    stage = load_stage(folder, settings.layers, device=settings.device, dtype=settings.dtype, progress=progress)
+    return StageRunner(stage, tokenizer_json=folder / "tokenizer.json")

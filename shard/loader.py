@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from shard.attention import choose_attention
 from shard.device import choose_device, choose_dtype
+from shard.head import watch_head
 from shard.linear import can_pack, pack_linears, packable_weights
 from shard.probe import probe_stage
 from shard.stage import Stage
@@ -109,6 +110,8 @@ def load_stage(
     with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
         model = _load_model(plan, state, reader, device=where.device, dtype=kind.dtype)
     watch_layers(model, plan.outline, layers, state)
+    if plan.outline.is_last(layers):
+        watch_head(model, plan.outline, state)
     weight_bytes = plan.weight_bytes(kind.dtype)
     stage = Stage(model, plan.outline, layers, state, device=where.device, dtype=kind.dtype, weight_bytes=weight_bytes)
     probe_stage(stage)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shard.kv_cache import HeldCache
+from shard.drawing import Matcher
+from shard.session import HeldCache
 from shared.errors import MeshError
 from shared.layers import LayerRange
 from shared.messages import SamplingParams, Step
@@ -27,6 +28,9 @@ class Pass:
         cache: Holds exactly `step.past_len` positions; None is stateless.
         sampling: For the last hop, the step's own or what the session holds.
         cancelled: Asked between layers, from the compute thread.
+        history: Ids of all positions up to the step's last, as 32-bit integers; for the last hop, where `sampling`
+            needs them.
+        matcher: The session's place in its grammar, for the last hop, where `sampling` has one.
     """
 
     step: Step
@@ -34,11 +38,13 @@ class Pass:
     cache: HeldCache | None
     sampling: SamplingParams | None
     cancelled: Callable[[], bool]
+    history: memoryview | None = None
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass gave: tensors for the next hop, or the last hop's token, or its text when ids cannot be given."""
+    """What a pass gave: tensors for the next hop or of what was asked, and the last hop's token, or its text."""
 
     tensors: Mapping[str, WireTensor] = field(default_factory=dict)
     token_ids: tuple[int, ...] | None = None
@@ -88,12 +94,35 @@ class Runner(Protocol):
         """Positions the model was trained for; 0 when unknown."""
         ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def sampling_fields(self) -> tuple[str, ...]:
+        """The sampling parameters it honours, of `SAMPLING_FIELDS`."""
+        ...
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What it can do beyond plain steps, of `FEATURES`; `fork` is its node's affair."""
+        ...
+
     def memory_free_bytes(self) -> int:
         """Memory of its device that is free now."""
         ...
 
     def new_cache(self) -> HeldCache:
         """An empty cache for one session."""
+        ...
+
+    def new_matcher(self, params: SamplingParams) -> Matcher:
+        """A place at the beginning of the grammar of these parameters, which is compiled when it is first needed.
+
+        Raises:
+            StepFailed: `bad_step`: it cannot follow grammars.
+        """
         ...
 
     def check(self, step: Step, tensors: Mapping[str, WireTensor]) -> None:

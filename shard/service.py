@@ -18,7 +18,7 @@ from shard.kv_cache import SessionStore
 from shard.peer import Peer, Tensors
 from shard.runner import Runner
 from shard.settings import KvLimits
-from shard.step_queue import QueuedStep
+from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
 from shared.errors import LinkClosed, MeshError, StepFailed
 from shared.layers import LayerRange
@@ -27,6 +27,7 @@ from shared.messages import (
     Cancel,
     Drain,
     Error,
+    Fork,
     Heartbeat,
     Loaded,
     LoadProgress,
@@ -113,6 +114,8 @@ class NodeService:
             dtype=runner.dtype,
             kv_cache=keeps,
             token_ids=runner.returns_token_ids,
+            sampling=runner.sampling_fields,
+            features=(*(("fork",) if keeps else ()), *runner.features),
             kv_bytes_max=bytes_max,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             context_len=runner.context_len or self.model.context_len,
@@ -180,6 +183,8 @@ class NodeService:
         match message:
             case Step():
                 self._submit(QueuedStep(message, tensors, peer, self._clock.monotonic()))
+            case Fork():
+                self._fork(QueuedFork(message, peer))
             case Heartbeat(reply=False):
                 peer.send(Heartbeat(seq=message.seq, reply=True, stats=self.stats()))
             case Release():
@@ -225,6 +230,14 @@ class NodeService:
             return
         if superseded:
             self._refuse(superseded, StepFailed("stale_epoch", f"epoch {item.step.epoch} has replaced this step"))
+
+    def _fork(self, item: QueuedFork) -> None:
+        """A fork has no answer: where none is made, the first step of the copy says so."""
+        is_ready = self.info.state not in ("loading", "failed")
+        if self._compute is None or not is_ready or not self._compute.fork(item):
+            code = "queue_full" if is_ready else "not_ready"
+            self._refusals[code] += 1
+            log.debug("fork.refused", session=item.fork.session, target=item.fork.target, code=code)
 
     def _end_session(self, session: str, *, cancelled: bool) -> None:
         """Waiting steps first, then the running one, then the session: see `shard.kv_cache`."""

@@ -6,6 +6,7 @@ attention, say), and because a step that fails half way leaves slots of differen
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,13 @@ class StageCache:
             if not used:
                 return i
         return None
+
+    def copy(self) -> StageCache:
+        """One of its own: whatever kind a slot is, its tensors are copied, and growing one never shows in the other."""
+        other = copy.copy(self)
+        with torch.inference_mode():
+            other.slots = copy.deepcopy(self.slots)
+        return other
 
     def begin(self) -> RangeCache:
         """The cache to run a step with."""

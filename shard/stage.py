@@ -1,7 +1,7 @@
 """A stage: one layer range of a model, loaded, and how a step runs through it.
 
-Shapes: 1 = batch, T = new positions, V = vocabulary. What a layer boundary carries is whatever the model's
-layers pass on, usually ``[1, T, hidden_size]``.
+Shapes: 1 = batch, T = new positions, R = some of them, H = hidden size, V = vocabulary. What a layer boundary
+carries is whatever the model's layers pass on, usually ``[1, T, hidden_size]``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from shard.head import head_alone
 from shard.session_cache import StageCache
 from shard.weight_map import ModelOutline
 from shard.window import PassEnded, PassState
@@ -38,6 +39,7 @@ class StageInput:
         cache: Holds exactly `past_len` positions, and takes the new ones; None is stateless.
         past_len: Positions before the new ones; 0 without a cache.
         output_len: How many of the last positions' outputs are wanted; None wants all of them.
+        head_inputs: On the last range, what enters the head is wanted, of all positions, and no logits.
         cancelled: Asked between layers; true stops the step.
     """
 
@@ -46,6 +48,7 @@ class StageInput:
     cache: StageCache | None = None
     past_len: int = 0
     output_len: int | None = None
+    head_inputs: bool = False
     cancelled: Callable[[], bool] = never_cancelled
 
 
@@ -89,6 +92,7 @@ class Stage:
         dtype: What it computes in, and the element type of its outputs.
         config: The model's.
         vocab_size: Token ids are below this.
+        end_ids: The model's end of sequence, as its config names it.
         context_len: Positions the model was trained for; 0 when unknown.
         is_first: It embeds token ids.
         is_last: It applies the final norm and the head.
@@ -111,6 +115,7 @@ class Stage:
         weight_bytes: int,
     ) -> None:
         self._model = model
+        self._outline = outline
         self._state = state
         self._names = CallNames.of(type(model))
         self.config: PreTrainedConfig = model.config
@@ -119,6 +124,7 @@ class Stage:
         self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
         text_config = self.config.get_text_config(decoder=True)
         self.vocab_size: int = text_config.vocab_size
+        self.end_ids = _as_ids(getattr(text_config, "eos_token_id", None))
         self.context_len: int = getattr(text_config, "max_position_embeddings", None) or 0
         self.supports_kv_cache = True
         self.no_cache_reason: str | None = None
@@ -143,7 +149,8 @@ class Stage:
         """Run one step.
 
         Gives the hidden states of the last `output_len` positions, or on the last range the logits ``[V]`` of
-        the last position (empty when `output_len` is 0). When it fails, `item.cache` is as before, or damaged.
+        the last position (empty when `output_len` is 0), or with `head_inputs` what enters the head, ``[T, H]``.
+        When it fails, `item.cache` is as before, or damaged.
 
         Raises:
             StepFailed: `bad_step` for inputs of a wrong kind, shape or range; `cancelled`; `out_of_memory`.
@@ -158,6 +165,25 @@ class Stage:
         except BaseException as error:
             if item.cache is not None:
                 item.cache.abort(item.past_len)
+            failure = _as_step_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
+
+    def run_head(self, head_inputs_RH: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape suffix
+        """Logits ``[R, V]`` of positions whose head inputs an earlier run gave. The caller bounds R.
+
+        Raises:
+            StepFailed: `out_of_memory`.
+        """
+        ids = torch.zeros((1, head_inputs_RH.shape[0]), dtype=torch.long, device=self.device)
+        arguments = self._arguments(StageInput(), ids, logits_to_keep=0)
+        self._state.begin(injected=None, ends_early=False, cancelled=never_cancelled)
+        try:
+            inputs = head_inputs_RH.unsqueeze(0)
+            with torch.inference_mode(), head_alone(self._model, self._outline, self._state, inputs):
+                return cast(torch.Tensor, self._model(**arguments).logits[0])
+        except (RuntimeError, MemoryError) as error:
             failure = _as_step_failure(error)
             if failure is None:
                 raise
@@ -232,10 +258,12 @@ class Stage:
     def _run_together(
         self, item: StageInput, token_ids: torch.Tensor, hidden_states: torch.Tensor | None
     ) -> torch.Tensor:
-        ends_early = not self.is_last or item.output_len == 0
+        ends_early = not self.is_last or (item.output_len == 0 and not item.head_inputs)
         hidden, logits = self._pass(item, token_ids, hidden_states, ends_early=ends_early)
         if hidden is None:
             return cast(torch.Tensor, logits)
+        if item.head_inputs and self.is_last:
+            return hidden[0]
         return hidden.new_empty(0) if self.is_last else self._last_positions(hidden, item.output_len)
 
     def _run_one_by_one(
@@ -247,10 +275,13 @@ class Stage:
         logits: torch.Tensor | None = None
         for i in range(new_len):
             passed_on = None if hidden_states is None else hidden_states.narrow(self.input_axis, i, 1)
-            ends_early = not self.is_last or item.output_len == 0 or i < new_len - 1
+            wants_head = item.head_inputs or (item.output_len != 0 and i == new_len - 1)
+            ends_early = not (self.is_last and wants_head)
             hidden, logits = self._pass(item, token_ids[:, i : i + 1], passed_on, ends_early=ends_early)
             if hidden is not None:
                 outputs.append(hidden)
+        if self.is_last and item.head_inputs:
+            return torch.cat(outputs, dim=1)[0]
         if self.is_last:
             return outputs[0].new_empty(0) if logits is None else logits
         return self._last_positions(torch.cat(outputs, dim=self.output_axis), item.output_len)
@@ -264,10 +295,11 @@ class Stage:
     def _pass(
         self, item: StageInput, token_ids: torch.Tensor, injected: torch.Tensor | None, *, ends_early: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What the range's last layer gave if the pass ends there, else the logits ``[V]``."""
-        self._state.begin(injected=injected, ends_early=ends_early, cancelled=item.cancelled)
+        """What the range's last layer gave, or what came to the head, if the pass ends there, else logits ``[V]``."""
+        ends_at_head = item.head_inputs and self.is_last
+        self._state.begin(injected=injected, ends_early=ends_early, ends_at_head=ends_at_head, cancelled=item.cancelled)
         try:
-            outputs = self._model(**self._arguments(item, token_ids))
+            outputs = self._model(**self._arguments(item, token_ids, logits_to_keep=0 if ends_at_head else 1))
         except PassEnded:
             outputs = None
         finally:
@@ -276,7 +308,7 @@ class Stage:
             item.cache.commit(token_ids.shape[1])
         return hidden, None if outputs is None else outputs.logits[0, -1]
 
-    def _arguments(self, item: StageInput, token_ids: torch.Tensor) -> dict[str, Any]:
+    def _arguments(self, item: StageInput, token_ids: torch.Tensor, *, logits_to_keep: int) -> dict[str, Any]:
         names = self._names
         arguments: dict[str, Any] = {"input_ids": token_ids}
         past_len = item.cache.length if item.cache else 0
@@ -288,10 +320,14 @@ class Stage:
         if names.use_cache:
             arguments[names.use_cache] = item.cache is not None
         if names.logits_to_keep:
-            arguments[names.logits_to_keep] = 1
+            arguments[names.logits_to_keep] = logits_to_keep  # 0 keeps all
         if names.cache and item.cache is not None:
             arguments[names.cache] = item.cache.begin()
         return arguments
+
+
+def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _as_step_failure(error: BaseException) -> StepFailed | None:

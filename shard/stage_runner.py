@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import structlog
 import torch
 
-from shard.kv_cache import HeldCache
+from shard.drawing import Matcher
+from shard.grammar_source import GrammarSource
+from shard.last_hop import begin_grammar, finish, needs_head_inputs
 from shard.machine import free_memory_bytes
 from shard.runner import Pass, PassOutput
-from shard.sampling import sample
+from shard.session import HeldCache
 from shard.session_cache import StageCache
 from shard.stage import Stage, StageInput
+from shard.step_check import bad_step
 from shard.tensor_io import WIRE_NAMES, to_torch, to_wire
 from shared.errors import MeshError, StepFailed
 from shared.layers import LayerRange
-from shared.messages import Step
+from shared.messages import SAMPLING_FIELDS, SamplingParams, Step
 from shared.tensor_spec import WireTensor
 
 _FLOATS = ("f32", "bf16", "f16", "f64")
 _INTEGERS = ("i32", "i64")
+NO_TARGET = -1
+"""In `target_ids`: a position that is not scored."""
 
 log = structlog.stdlib.get_logger(__name__)
 
 
 class StageRunner:
-    """A `shard.runner.Runner` over a loaded stage. `check` and `run` belong to the compute thread."""
+    """A `shard.runner.Runner` over a loaded stage. `check`, `new_matcher` and `run` belong to the compute thread.
 
-    def __init__(self, stage: Stage) -> None:
+    Args:
+        stage: What it runs.
+        tokenizer_json: The model's, for grammars; None follows none.
+    """
+
+    def __init__(self, stage: Stage, *, tokenizer_json: Path | None = None) -> None:
         self._stage = stage
-        self._vocab_size: int = stage.config.get_text_config(decoder=True).vocab_size
+        self._grammars = GrammarSource(tokenizer_json, stage.end_ids, stage.vocab_size)
 
     @property
     def layers(self) -> LayerRange:
@@ -72,6 +83,21 @@ class StageRunner:
         """Positions the model was trained for; 0 when unknown."""
         return self._stage.context_len
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._stage.vocab_size
+
+    @property
+    def sampling_fields(self) -> tuple[str, ...]:
+        """All, but `grammar` where the model has no tokenizer.json to follow one with."""
+        return tuple(name for name in SAMPLING_FIELDS if name != "grammar" or self._grammars.can_follow)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """A last hop scores and embeds."""
+        return ("score", "embed") if self._stage.is_last else ()
+
     def memory_free_bytes(self) -> int:
         """Memory of its device that is free now."""
         if self._stage.device.type == "cuda":
@@ -81,6 +107,14 @@ class StageRunner:
     def new_cache(self) -> StageCache:
         """An empty cache for one session."""
         return self._stage.new_cache()
+
+    def new_matcher(self, params: SamplingParams) -> Matcher:
+        """A place at the beginning of the grammar of these parameters; the first takes the tokenizer's load time.
+
+        Raises:
+            StepFailed: `bad_step`: the model has no tokenizer.json.
+        """
+        return self._grammars.create(params)
 
     def check(self, step: Step, tensors: Mapping[str, WireTensor]) -> None:
         """Look at what can be judged before computing; the stage itself compares the boundary's shape.
@@ -93,17 +127,27 @@ class StageRunner:
             _check_kind("token_ids", token_ids, _INTEGERS)
             if token_ids.shape != (1, step.new_len):
                 raise _bad_shape("token_ids", token_ids, f"[1, {step.new_len}]")
-            _check_ids(token_ids, self._vocab_size)
+            _check_ids("token_ids", token_ids, 0, self._stage.vocab_size)
+        if self._stage.is_last and step.score is not None:
+            self._check_targets(step, tensors.get("target_ids"))
         if self._stage.is_first:
             if token_ids is None:
-                raise _bad_step("token_ids", "is missing, and this is the first hop")
+                raise bad_step("token_ids", "is missing, and this is the first hop")
             return
         if hidden_states is None:
-            raise _bad_step("hidden_states", "is missing, and this is not the first hop")
+            raise bad_step("hidden_states", "is missing, and this is not the first hop")
         _check_kind("hidden_states", hidden_states, _FLOATS)
         axis = self._stage.input_axis
         if len(hidden_states.shape) <= axis or hidden_states.shape[axis] != step.new_len:
             raise _bad_shape("hidden_states", hidden_states, f"{step.new_len} positions at axis {axis}")
+
+    def _check_targets(self, step: Step, target_ids: WireTensor | None) -> None:
+        if target_ids is None:
+            raise bad_step("target_ids", "is missing, and the step is to be scored")
+        _check_kind("target_ids", target_ids, _INTEGERS)
+        if target_ids.shape != (1, step.new_len):
+            raise _bad_shape("target_ids", target_ids, f"[1, {step.new_len}]")
+        _check_ids("target_ids", target_ids, NO_TARGET, self._stage.vocab_size)
 
     def run(self, passes: Sequence[Pass]) -> list[PassOutput | MeshError]:
         """One after the other, so that each fails alone."""
@@ -111,6 +155,7 @@ class StageRunner:
 
     def _run_one(self, each: Pass) -> PassOutput | MeshError:
         try:
+            begin_grammar(each)
             (output,) = self._stage.forward([self._as_input(each)])
             return self._as_output(each, output)
         except StepFailed as error:
@@ -130,6 +175,7 @@ class StageRunner:
             cache=_as_stage_cache(each.cache),
             past_len=step.past_len,
             output_len=step.output_len,
+            head_inputs=self._stage.is_last and needs_head_inputs(step),
             cancelled=each.cancelled,
         )
 
@@ -138,13 +184,9 @@ class StageRunner:
         return to_torch(wire, self._stage.device).to(self._stage.dtype)
 
     def _as_output(self, each: Pass, output: torch.Tensor) -> PassOutput:
-        if each.step.output_len == 0:
-            return PassOutput()
-        if not self._stage.is_last:
-            return PassOutput(tensors={"hidden_states": to_wire(output)})
-        if each.sampling is None:
-            raise ValueError("the executor lets no last hop sample without parameters")
-        return PassOutput(token_ids=(sample(output, each.sampling, each.step.past_len + each.step.new_len),))
+        if self._stage.is_last:
+            return finish(self._stage, each, output)
+        return PassOutput({"hidden_states": to_wire(output)} if each.step.output_len != 0 else {})
 
 
 def _as_stage_cache(cache: HeldCache | None) -> StageCache | None:
@@ -155,19 +197,15 @@ def _as_stage_cache(cache: HeldCache | None) -> StageCache | None:
 
 def _check_kind(name: str, tensor: WireTensor, kinds: tuple[str, ...]) -> None:
     if tensor.dtype not in kinds:
-        raise _bad_step(name, f"must be one of {', '.join(kinds)}, got {tensor.dtype}")
+        raise bad_step(name, f"must be one of {', '.join(kinds)}, got {tensor.dtype}")
 
 
-def _check_ids(token_ids: WireTensor, vocab_size: int) -> None:
+def _check_ids(name: str, ids: WireTensor, lowest_allowed: int, vocab_size: int) -> None:
     """An id without an embedding ends a CUDA context, not just the step."""
-    lowest, highest = (int(bound) for bound in to_torch(token_ids).aminmax())
-    if lowest < 0 or highest >= vocab_size:
-        raise _bad_step("token_ids", f"must be from 0 to {vocab_size - 1}, got {lowest} to {highest}")
+    lowest, highest = (int(bound) for bound in to_torch(ids).aminmax())
+    if lowest < lowest_allowed or highest >= vocab_size:
+        raise bad_step(name, f"must be from {lowest_allowed} to {vocab_size - 1}, got {lowest} to {highest}")
 
 
 def _bad_shape(name: str, tensor: WireTensor, expected: str) -> StepFailed:
-    return _bad_step(name, f"must have {expected}, got shape {list(tensor.shape)}")
-
-
-def _bad_step(name: str, message: str) -> StepFailed:
-    return StepFailed("bad_step", f"{name} {message}", field=name)
+    return bad_step(name, f"must have {expected}, got shape {list(tensor.shape)}")

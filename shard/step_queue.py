@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import StepFailed
-from shared.messages import Step
+from shared.messages import Fork, Step
 from shared.tensor_spec import WireTensor
 
 SHORT_POSITIONS_MAX = 16
@@ -56,6 +56,21 @@ class QueuedStep:
         if not self.cancelled:
             self.cancel_code = code
             self.cancelled = True
+
+
+@dataclass(slots=True, eq=False)
+class QueuedFork:
+    """A fork on its way to the compute thread.
+
+    Args:
+        fork: What was asked.
+        link: Who asked; compared by identity.
+        cancelled: Turned true when the copy was released before it was made; never turned back.
+    """
+
+    fork: Fork
+    link: object
+    cancelled: bool = False
 
 
 class StepQueue:

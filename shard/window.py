@@ -45,7 +45,9 @@ class PassState:
         peeking: End the pass at the injection, to see only what the model brings there.
         ends_early: End the pass after the range's last layer.
         cancelled: Asked before each layer.
-        captured: What the range's last layer gave.
+        ends_at_head: End the pass where hidden states enter the head.
+        head_inputs: What the head gets instead of what the model brings to it.
+        captured: What the range's last layer gave, or what came to the head.
         placeholder_shape: What the injection saw the model bring, that is the boundary's shape.
         tuple_len: Items in what this model's layers return; None when they return the hidden states alone.
     """
@@ -54,14 +56,24 @@ class PassState:
         self.injected: torch.Tensor | None = None
         self.peeking = False
         self.ends_early = False
+        self.ends_at_head = False
+        self.head_inputs: torch.Tensor | None = None
         self.cancelled: Callable[[], bool] = _never
         self.captured: torch.Tensor | None = None
         self.placeholder_shape: torch.Size | None = None
         self.tuple_len: int | None = None
 
-    def begin(self, *, injected: torch.Tensor | None, ends_early: bool, cancelled: Callable[[], bool]) -> None:
+    def begin(
+        self,
+        *,
+        injected: torch.Tensor | None,
+        ends_early: bool,
+        ends_at_head: bool = False,
+        cancelled: Callable[[], bool],
+    ) -> None:
         """Set the stage for one pass."""
-        self.injected, self.ends_early, self.cancelled = injected, ends_early, cancelled
+        self.injected, self.cancelled = injected, cancelled
+        self.ends_early, self.ends_at_head = ends_early, ends_at_head
 
     def end(self) -> torch.Tensor | None:
         """Forget the pass; gives what was captured."""
@@ -186,10 +198,10 @@ def windowed_class(
 
 def open_window(model: PreTrainedModel, outline: ModelOutline, layers: LayerRange, state: PassState) -> None:
     """Replace what the range does not need by stand-ins."""
-    decoder_layers = _decoder_layers(model, outline)
-    for i, layer in enumerate(decoder_layers):
+    stack = decoder_layers(model, outline)
+    for i, layer in enumerate(stack):
         if i not in layers:
-            decoder_layers[i] = (Injection if i == layers.start - 1 else PassThrough)(layer, state)
+            stack[i] = (Injection if i == layers.start - 1 else PassThrough)(layer, state)
     if layers.start > 0:
         _replace(model, outline.embedding, ZeroEmbedding)
     if not outline.is_last(layers):
@@ -200,7 +212,7 @@ def open_window(model: PreTrainedModel, outline: ModelOutline, layers: LayerRang
 
 def watch_layers(model: PreTrainedModel, outline: ModelOutline, layers: LayerRange, state: PassState) -> None:
     """Hook the held layers: cancellation before each, capture after the last."""
-    decoder_layers = _decoder_layers(model, outline)
+    stack = decoder_layers(model, outline)
 
     def stop_if_cancelled(_module: nn.Module, _args: Any) -> None:
         if state.cancelled():
@@ -215,11 +227,12 @@ def watch_layers(model: PreTrainedModel, outline: ModelOutline, layers: LayerRan
             raise PassEnded
 
     for i in range(layers.start, layers.end):
-        decoder_layers[i].register_forward_pre_hook(stop_if_cancelled)
-    decoder_layers[layers.end - 1].register_forward_hook(capture)
+        stack[i].register_forward_pre_hook(stop_if_cancelled)
+    stack[layers.end - 1].register_forward_hook(capture)
 
 
-def _decoder_layers(model: PreTrainedModel, outline: ModelOutline) -> nn.ModuleList:
+def decoder_layers(model: PreTrainedModel, outline: ModelOutline) -> nn.ModuleList:
+    """The model's list of decoder layers, stand-ins included."""
     return cast(nn.ModuleList, model.get_submodule(outline.layer_list))
 
 

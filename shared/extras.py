@@ -7,8 +7,8 @@ import sys
 from typing import Final
 
 EXTRAS: Final = {
-    "gateway": ("jinja2", "litestar", "msgspec", "tokenizers", "transformers", "uvicorn", "httptools"),
-    "shard": ("accelerate", "gguf", "numpy", "psutil", "safetensors", "torch", "transformers"),
+    "gateway": ("jinja2", "litestar", "llguidance", "msgspec", "tokenizers", "transformers", "uvicorn", "httptools"),
+    "shard": ("accelerate", "gguf", "llguidance", "numpy", "psutil", "safetensors", "torch", "transformers"),
 }
 """As in pyproject.toml; every package is imported by the name under which it is installed."""
 EXIT_MISSING: Final = 2

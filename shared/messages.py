@@ -209,7 +209,7 @@ class NodeStats(Struct):
         sessions: Sessions held.
         kv_bytes: Bytes of their K/V and other state.
         queued_steps: Steps waiting for the compute thread.
-        steps: Steps served by mode: `prefill`, `decode`, `stateless`.
+        steps: Steps served by mode: `prefill`, `decode`, `stateless`; and copies made, as `fork`.
         misses: Cache misses answered, by reason.
         evictions: Sessions dropped, by cause: `expired`, `evicted`, `released`, `cancelled`.
         errors: Steps that failed, by code.

@@ -1,8 +1,8 @@
-"""``GET /healthz`` and ``GET /readyz``, for probes."""
+"""Probes: ``GET /healthz`` for the process, ``GET /readyz`` and its other names for the mesh."""
 
 from __future__ import annotations
 
-from litestar import Request, Response, get
+from litestar import Request, Response, get, post
 from litestar.datastructures import State
 
 from gateway.openai_errors import not_ready
@@ -15,9 +15,19 @@ async def healthz() -> Response[bytes]:
     return Response(b'{"status":"ok"}', media_type="application/json")
 
 
-@get("/readyz")
+@get(["/readyz", "/health", "/ping"])
 async def readyz(request: Request[None, None, State]) -> Response[bytes]:
     """200 only while a full route exists."""
+    return _readiness(request)
+
+
+@post("/ping", status_code=200)
+async def post_ping(request: Request[None, None, State]) -> Response[bytes]:
+    """The same, for platforms that probe with a POST."""
+    return _readiness(request)
+
+
+def _readiness(request: Request[None, None, State]) -> Response[bytes]:
     gateway: GatewayState = request.app.state.gateway
     missing = gateway.mesh.missing_route()
     if missing is not None:

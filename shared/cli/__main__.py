@@ -1,4 +1,4 @@
-"""`meshnet`: the front door. `up` and `pull` live here; `gateway` and `shard` hand over to their own programs."""
+"""`meshnet`: the front door. `up`, `pull`, `plan` live here; `gateway` and `shard` hand over to their own programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shared.cli.options import model_argument, refresh_option, up_options
+from shared.cli.options import model_argument, plan_options, refresh_option, up_options
 from shared.models.catalogue import CATALOGUE
 from shared.options import cache_dir_option
 from shared.version import SOFTWARE, VERSION
@@ -26,6 +26,7 @@ def main() -> None:
     On one machine, from nothing:      meshnet up
     On several, one node on each:      meshnet shard --model MODEL --layers 0:12 --listen HOST:PORT
     and a gateway in front of them:    meshnet gateway --model MODEL --node ws://HOST:PORT --node ...
+    Which layers where:                meshnet plan --model MODEL --machines FILE.yaml
 
     Every flag can also be set by the MESHNET_… variable named beside it.
     """  # noqa: D301 - click reads the backspace as "keep these lines"
@@ -70,6 +71,19 @@ def pull(model: str, cache_dir: Path | None, *, refresh: bool) -> None:
     from shared.cli.pull import run_pull  # noqa: PLC0415 - --help should not wait for imports
 
     run_pull(model, cache_dir, refresh=refresh)
+
+
+@main.command()
+@plan_options
+def plan(**options: Any) -> None:
+    """Say which machine should hold which layers, what that gives, and why; nothing is started.
+
+    Reads the model's config and the headers of its weights, and a YAML file that describes the machines. Prints the
+    memory and the time of every hop, why a machine is left out, and the commands that start the fleet.
+    """
+    from shared.cli.plan_fleet import PlanSettings, run_plan  # noqa: PLC0415 - --help should not wait for imports
+
+    run_plan(PlanSettings(as_json=options.pop("json"), **options))
 
 
 @main.command()

@@ -1,7 +1,8 @@
-"""The flags and variables of `meshnet up` and `meshnet pull`, as click options."""
+"""The flags and variables of `meshnet up`, `meshnet pull` and `meshnet plan`, as click options."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,9 +18,14 @@ from shared.options import (
     exit_with_parent_option,
     option,
 )
+from shared.planning.fleet import OBJECTIVES
 
 NODES_MAX = 512
 """More processes than any model has layers."""
+SESSIONS_MAX = 4096
+"""More answers at once than one gateway lets in."""
+CONTEXT_LEN_MAX = 1 << 24
+"""Longer than any model was trained for."""
 
 
 def model_argument(function: Any) -> Any:
@@ -71,3 +77,66 @@ _UP = (
 def up_options(function: Any) -> Any:
     """Add every flag of `meshnet up` to a click command."""
     return add_options(function, _UP)
+
+
+_PLAN = (
+    option(
+        "--model",
+        "MODEL",
+        "A Hugging Face folder, a .gguf file, a hub id such as owner/name, or a catalogue name.",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+    ),
+    option(
+        "--machines",
+        "PLAN_MACHINES",
+        "A YAML file that describes the machines: docs/planning.md has its fields.",
+        required=True,
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    ),
+    option(
+        "--objective",
+        "OBJECTIVE",
+        "What to minimize: latency, the time per token of one answer; throughput, the time of the slowest stage.",
+        default="latency",
+        type=click.Choice(OBJECTIVES),
+    ),
+    option(
+        "--sessions",
+        "PLAN_SESSIONS",
+        "Answers in the making at once: each has its cache on every hop.",
+        default=8,
+        type=click.IntRange(1, SESSIONS_MAX),
+    ),
+    option(
+        "--context-len",
+        "CONTEXT_LEN",
+        "Tokens that prompt and answer may have together.",
+        metavar="TOKENS",
+        type=click.IntRange(1, CONTEXT_LEN_MAX),
+        show_default="4096, or what the model was trained for if that is less",
+    ),
+    option(
+        "--prompt-len",
+        "PLAN_PROMPT_LEN",
+        "Length of the prompt whose time to first token is predicted.",
+        metavar="TOKENS",
+        type=click.IntRange(1, CONTEXT_LEN_MAX),
+        show_default="512, or the context if that is less",
+    ),
+    dtype_option,
+    option(
+        "--replicas/--no-replicas",
+        "PLAN_REPLICAS",
+        "Let machines that the route leaves over hold second copies of a range.",
+        default=True,
+    ),
+    cache_dir_option,
+    option("--json", "PLAN_JSON", "Print JSON instead of text.", is_flag=True),
+)
+
+
+def plan_options(function: Any) -> Any:
+    """Add every flag of `meshnet plan` to a click command."""
+    return add_options(function, _PLAN)

@@ -61,10 +61,10 @@ def read_config(folder: Path) -> ModelConfig:
     Raises:
         ModelUnavailable: `not_a_model`, if the config is missing, is no JSON, or names no layers.
     """
-    config = _read_json(folder / "config.json")
-    text = _text_config(config)
+    config = read_json(folder / "config.json")
+    text = text_config(config)
     generation_path = folder / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path) if generation_path.exists() else {}
     num_layers = _first_int(text, _LAYER_COUNT_KEYS)
     if not num_layers:
         raise ModelUnavailable("not_a_model", f"{folder}/config.json names no number of layers", path=str(folder))
@@ -103,7 +103,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that hold the weights, as the index or the folder names them, sorted."""
     index = folder / INDEX_FILE
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelUnavailable("not_a_model", f"{index} has no weight_map", path=str(folder))
         return sorted({folder / Path(str(name)).name for name in weight_map.values()})
@@ -111,7 +111,8 @@ def weight_files(folder: Path) -> list[Path]:
     return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
 
 
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The decoder's part of a config: models with vision or audio keep it apart."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
 
@@ -126,7 +127,12 @@ def _eos_ids(config: dict[str, Any]) -> frozenset[int]:
     return frozenset(item for item in values if isinstance(item, int))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ModelUnavailable: `not_a_model`, if there is no such file or it is something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

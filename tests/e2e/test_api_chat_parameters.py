@@ -125,7 +125,7 @@ def test_a_large_schema_is_checked_in_a_thread(api: ApiServer):
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "constrained"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "template"),
         ({"min_tokens": 10_000}, "min_tokens", "room"),
-        ({"logit_bias": {"100000": 1}}, "logit_bias", "vocabulary"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias", "no token id"),
     ],
 )
 def test_what_this_model_cannot_do_is_a_400_before_anything_is_sent(

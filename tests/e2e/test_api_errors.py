@@ -163,7 +163,7 @@ def test_a_body_just_under_the_limit_is_read(api: ApiServer):
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("POST", "/v1/images", 404, "unknown_url"),
         ("GET", "/v1/chat/completions/x", 404, "unknown_url"),
         ("GET", "/v1/%ff%00", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),

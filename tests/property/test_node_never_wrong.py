@@ -1,9 +1,10 @@
 """Invariant: whatever is asked of a node, in whatever order, a token it returns is the right one.
 
-Sessions are prefilled, continued, repeated, rewound, cancelled, released, expired and evicted at random, and
-the stage fails at random, sometimes half way through. A client keeps what it has sent for each session. Where
+Sessions are prefilled, continued, repeated, rewound, forked, cancelled, released, expired and evicted at random,
+and the stage fails at random, sometimes half way through. A client keeps what it has sent for each session. Where
 the node answers a step with a token, it must be the token of exactly that history; anything else must be a
-miss or an error. And the node's figures must add up.
+miss or an error. Where the sampling needs the tokens before, the fake stage compares the node's history with the
+real one. And the node's figures must add up.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shard.executor import Executor
 from shard.kv_cache import DropCause, SessionStore
-from shard.step_queue import QueuedStep
+from shard.step_queue import QueuedFork, QueuedStep
 from shared.errors import StepFailed
 from shared.layers import LayerRange
-from shared.messages import CacheMiss, Error, SamplingParams, Step, StepResult
+from shared.messages import CacheMiss, Error, Fork, SamplingParams, Step, StepResult
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_model import expected_tokens
 from tests.support.fake_runner import KV_BYTES_PER_TOKEN_AND_LAYER, FakeRunner, write_ids
@@ -29,7 +30,20 @@ LAYERS = LayerRange(0, 2)
 BYTES_PER_TOKEN = 2 * KV_BYTES_PER_TOKEN_AND_LAYER
 SESSIONS = st.sampled_from(["a", "b", "c", "d"])
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
+ANSWER_CODES = {
+    "bad_step",
+    "cancelled",
+    "duplicate_step",
+    "fault",
+    "internal_error",
+    "kv_budget_exceeded",
+    "stale_epoch",
+}
+"""What a step may be answered; `internal_error` only where the stage was told to fail."""
 Fault = Literal["none", "before", "half way", "cancel"]
+PLAIN = SamplingParams(temperature=0.0)
+PENALIZED = SamplingParams(temperature=0.0, presence_penalty=1.0)
+SAMPLING = st.sampled_from([PLAIN, PENALIZED])
 FAULTS = st.sampled_from(["none"] * 6 + ["before", "half way", "cancel"])
 
 
@@ -63,6 +77,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.executor = Executor(runner=self.runner, store=self.store, model="m", clock=self.clock)
         self.sent: dict[str, list[int]] = {}
         self.epochs: dict[str, int] = {}
+        self.sampling: dict[str, SamplingParams] = {}
         self.step_index = 0
 
     def ask(self, step: Step, ids: list[int], fault: Fault) -> StepResult | CacheMiss | Error:
@@ -73,6 +88,7 @@ class NodeMachine(RuleBasedStateMachine):
         message = self.executor.run([item])[0].message
         self.runner.fault = "none"
         assert isinstance(message, StepResult | CacheMiss | Error)
+        assert fault == "half way" or not isinstance(message, Error) or message.code != "internal_error"
         assert (message.session, message.step_index, message.epoch) == (step.session, step.step_index, step.epoch)
         return message
 
@@ -88,19 +104,21 @@ class NodeMachine(RuleBasedStateMachine):
             new_len=len(ids),
             layers=LAYERS,
             model="m",
-            sampling=SamplingParams(temperature=0.0),
+            sampling=None if cache == "decode" else self.sampling.get(session, PLAIN),
         )
 
     def check(self, message: StepResult | CacheMiss | Error, history: list[int]) -> bool:
         """Whether the step was served; then its token must be right."""
         if not isinstance(message, StepResult):
+            assert isinstance(message, CacheMiss) or message.code in ANSWER_CODES, message
             return False
         assert list(message.token_ids or ()) == expected_tokens(history, 1, num_layers=2)
         return True
 
-    @rule(session=SESSIONS, ids=IDS, fault=FAULTS)
-    def prefill(self, session: str, ids: list[int], fault: Fault) -> None:
+    @rule(session=SESSIONS, ids=IDS, fault=FAULTS, sampling=SAMPLING)
+    def prefill(self, session: str, ids: list[int], fault: Fault, sampling: SamplingParams = PLAIN) -> None:
         """A new history, which counts only once it was served."""
+        self.sampling[session] = sampling
         if self.check(self.ask(self.step(session, ids, "prefill"), ids, fault), ids):
             self.sent[session] = list(ids)
 
@@ -109,9 +127,11 @@ class NodeMachine(RuleBasedStateMachine):
         """Served beside the session, which it must not touch."""
         self.check(self.ask(self.step(session, ids, None), ids, fault), ids)
 
-    @rule(session=SESSIONS, ids=IDS, fault=FAULTS, twice=st.booleans())
-    def decode(self, session: str, ids: list[int], fault: Fault, twice: bool) -> None:
-        """Continue what was sent; a second copy is never served."""
+    @rule(session=SESSIONS, ids=IDS, fault=FAULTS, sampling=SAMPLING, twice=st.booleans())
+    def decode(self, session: str, ids: list[int], fault: Fault, sampling: SamplingParams, twice: bool) -> None:
+        """Continue what was sent, or begin; a second copy is never served."""
+        if session not in self.sent:
+            self.prefill(session, ids, "none", sampling)
         held = self.sent.get(session, [])
         step = self.step(session, ids, "decode", len(held))
         if not self.check(self.ask(step, ids, fault), held + ids):
@@ -119,6 +139,28 @@ class NodeMachine(RuleBasedStateMachine):
         self.sent[session] = held + ids
         if twice:
             assert isinstance(self.ask(step, ids, "none"), CacheMiss)
+
+    @rule(session=SESSIONS, copy=SESSIONS, sampling=st.sampled_from([None, PLAIN, PENALIZED]))
+    def fork(self, session: str, copy: str, sampling: SamplingParams | None) -> None:
+        """Copy what was sent, or begin. Made or not, no step finds what the copy held before."""
+        if session not in self.sent:
+            self.prefill(session, [2, 3], "none", sampling or PLAIN)
+        held = list(self.sent.get(session, []))
+        fork = Fork(
+            session=session,
+            target=copy,
+            past_len=len(held),
+            epoch=self.epochs.get(copy, 0),
+            layers=LAYERS,
+            model="m",
+            sampling=sampling,
+        )
+        self.executor.fork(QueuedFork(fork, None))
+        if session != copy:
+            self.sent[copy] = held
+        ids = [1]
+        if self.check(self.ask(self.step(copy, ids, "decode", len(held)), ids, "none"), held + ids):
+            self.sent[copy] = held + ids
 
     @rule(session=SESSIONS, ids=IDS, past_len=st.integers(0, 12))
     def decode_elsewhere(self, session: str, ids: list[int], past_len: int) -> None:

@@ -1,4 +1,8 @@
-"""A `shard.runner.Runner` that computes `tests.support.fake_model`: a whole node without torch or weights."""
+"""A `shard.runner.Runner` that computes `tests.support.fake_model`: a whole node without torch or weights.
+
+It draws by temperature and seed alone; what else a step's sampling asks for is in `seen`. But where that needs the
+tokens before, they are compared with what the model has made of the real ones: a history that is wrong fails the step.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shard.kv_cache import HeldCache
 from shard.runner import Pass, PassOutput
+from shard.session import HeldCache
 from shared.errors import MeshError, StepFailed
 from shared.layers import LayerRange
-from shared.messages import SamplingParams, Step
+from shared.messages import SAMPLING_FIELDS, SamplingParams, Step
 from shared.tensor_spec import WireTensor
 from tests.support.fake_model import draw, run_layer
 
@@ -33,6 +37,21 @@ class FakeCache:
     def nbytes(self) -> int:
         """As much as it says."""
         return self.length * self.bytes_per_token
+
+    def copy(self) -> FakeCache:
+        """One of its own."""
+        return FakeCache(list(self.states), self.bytes_per_token, self.length)
+
+
+class FakeMatcher:
+    """A grammar that allows anything."""
+
+    def foresee(self, answer: Sequence[int]) -> None:
+        """Nothing to work out."""
+
+    def copy(self) -> FakeMatcher:
+        """One of its own."""
+        return FakeMatcher()
 
 
 @dataclass
@@ -78,6 +97,20 @@ class FakeRunner:
         """What its cache counts per position."""
         return KV_BYTES_PER_TOKEN_AND_LAYER * len(self.layers)
 
+    @property
+    def sampling_fields(self) -> tuple[str, ...]:
+        """All of them."""
+        return SAMPLING_FIELDS
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """As a real stage; an old tail can do neither."""
+        return ("score", "embed") if self.returns_token_ids else ()
+
+    def new_matcher(self, _params: SamplingParams) -> FakeMatcher:
+        """A grammar that allows anything."""
+        return FakeMatcher()
+
     def memory_free_bytes(self) -> int:
         """Enough."""
         return 1 << 30
@@ -97,6 +130,10 @@ class FakeRunner:
             raise StepFailed("bad_step", f"{name} must have shape {list(shape)}", field=name)
         if not self.layers.start and max(read_ids(tensor)) >= self.vocab_size:
             raise StepFailed("bad_step", f"token_ids must be below {self.vocab_size}", field="token_ids")
+        if self.is_last and step.score is not None:
+            targets = tensors.get("target_ids")
+            if targets is None or targets.shape != (1, step.new_len):
+                raise StepFailed("bad_step", f"target_ids must have shape [1, {step.new_len}]", field="target_ids")
 
     def run(self, passes: Sequence[Pass]) -> list[PassOutput | MeshError]:
         """One after the other."""
@@ -118,7 +155,15 @@ class FakeRunner:
             values = run_layer(layer, cache.states[index], values)
             cache.states[index] = values[-1]
         cache.length += step.new_len
-        return self._output(step, each.sampling, values)
+        if each.history is not None and self._whole_model(each.history) != values[-1]:
+            raise ValueError("the history is not of the tokens that the hidden states are of")
+        return self._output(each, values)
+
+    def _whole_model(self, ids: Sequence[int]) -> int:
+        values = list(ids)
+        for layer in range(self.layers.end):
+            values = run_layer(layer, 0, values)
+        return values[-1]
 
     def _take_time(self, each: Pass) -> None:
         until = time.monotonic() + self.step_s + self.position_s * each.step.new_len
@@ -130,16 +175,29 @@ class FakeRunner:
                 return
             time.sleep(min(left_s, CANCEL_POLL_S))
 
-    def _output(self, step: Step, sampling: SamplingParams | None, values: list[int]) -> PassOutput:
+    def _output(self, each: Pass, values: list[int]) -> PassOutput:
+        step, sampling = each.step, each.sampling
+        tensors = self._asked_tensors(each, values) if self.is_last else {}
         output_len = step.new_len if step.output_len is None else step.output_len
-        if not output_len:
-            return PassOutput()
+        if not output_len or (self.is_last and step.pool is not None):
+            return PassOutput(tensors)
         if not self.is_last:
             return PassOutput(tensors={"hidden_states": write_hidden(values[-output_len:])})
         if sampling is None:
             raise ValueError("the executor lets no last hop sample without parameters")
         token = draw(values[-1], self.vocab_size, sampling, step.past_len + step.new_len)
-        return PassOutput(text=text_of(token)) if self.text_tail else PassOutput(token_ids=(token,))
+        if sampling.logprobs is not None and step.score is None:
+            tensors = write_logprobs([token], sampling.logprobs, self.vocab_size)
+        return PassOutput(text=text_of(token)) if self.text_tail else PassOutput(tensors, token_ids=(token,))
+
+    def _asked_tensors(self, each: Pass, values: list[int]) -> dict[str, WireTensor]:
+        tensors: dict[str, WireTensor] = {}
+        if each.step.pool is not None:
+            tensors["embedding"] = write_embedding(values if each.step.pool == "mean" else values[-1:])
+        if each.step.score is not None:
+            targets = [token for token in read_ids(each.tensors["target_ids"]) if token >= 0]
+            tensors |= write_logprobs(targets, each.step.score, self.vocab_size)
+        return tensors
 
 
 def text_of(token: int) -> str:
@@ -160,6 +218,24 @@ def write_ids(ids: Sequence[int]) -> WireTensor:
 def read_ids(tensor: WireTensor) -> list[int]:
     """Token ids as the first hop reads them."""
     return list(struct.unpack(f"<{tensor.data.nbytes // 4}i", tensor.data))
+
+
+def write_logprobs(tokens: Sequence[int], count: int, vocab_size: int) -> dict[str, WireTensor]:
+    """A row for each token: itself, then the ids after it, each one less likely by 1 than the one before."""
+    rows = [[token, *((token + i) % vocab_size for i in range(count))] for token in tokens]
+    ids = [token for row in rows for token in row]
+    values = [-1.0 - max(0, i - 1) for _ in rows for i in range(1 + count)]
+    shape = (len(rows), 1 + count)
+    return {
+        "logprobs": WireTensor("f32", shape, memoryview(struct.pack(f"<{len(values)}f", *values))),
+        "logprob_ids": WireTensor("i32", shape, memoryview(struct.pack(f"<{len(ids)}i", *ids))),
+    }
+
+
+def write_embedding(values: Sequence[int]) -> WireTensor:
+    """The sum over positions of the four numbers that stand for a hash."""
+    parts = [float(sum(value >> shift & 0xFFFF for value in values)) for shift in (0, 16, 32, 48)]
+    return WireTensor("f32", (HIDDEN_SIZE,), memoryview(struct.pack(f"<{HIDDEN_SIZE}f", *parts)))
 
 
 def write_hidden(values: Sequence[int]) -> WireTensor:

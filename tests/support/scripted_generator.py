@@ -30,6 +30,10 @@ class ScriptedGenerator:
     Args:
         script: Steps after admission, for each request.
         admission: Steps before admission: exceptions and events.
+        scores: The scored prompt of a request that asks for one.
+        embedding: What `embed` gives for a prompt's ids and a pooling.
+        embeds: What was embedded, in the order in which it began.
+        active_max: The most that were active at once.
     """
 
     script: Script = lambda _request: ()
@@ -39,20 +43,38 @@ class ScriptedGenerator:
     yielded: int = 0
     ends: list[str] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
+    scores: Callable[[GenerationRequest], PromptScores] = lambda _request: PromptScores()
+    embedding: Callable[[tuple[int, ...], str], tuple[float, ...]] = lambda ids, _pooling: tuple(map(float, ids))
+    embeds: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    active_max: int = 0
+
+    async def embed(self, prompt_ids: tuple[int, ...], *, pooling: str, request_id: str) -> tuple[float, ...]:
+        """Admit, then give the scripted vector."""
+        assert request_id, "a request has an id"
+        self.embeds.append((prompt_ids, pooling))
+        async with self._working():
+            return self.embedding(prompt_ids, pooling)
 
     @asynccontextmanager
     async def generation(self, request: GenerationRequest) -> AsyncIterator[ScriptedStream]:
         """Admit, then hand out the script's tokens, up to what was asked for and to the first end token."""
         self.requests.append(request)
+        async with self._working():
+            stream = ScriptedStream(self, request)
+            self.streams.append(stream)
+            yield stream
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        """Be active from before admission on, and record how it ends."""
         entering_task = asyncio.current_task()
         self.active += 1
+        self.active_max = max(self.active_max, self.active)
         end = "crashed"
         try:
             for step in self.admission:
                 await _perform(step)
-            stream = ScriptedStream(self, request)
-            self.streams.append(stream)
-            yield stream
+            yield
             end = "left"
         except asyncio.CancelledError:
             end = "cancelled"
@@ -77,7 +99,8 @@ class ScriptedStream:
     def __init__(self, generator: ScriptedGenerator, request: GenerationRequest) -> None:
         self._generator = generator
         self._request = request
-        self.prompt_scores = PromptScores()
+        scored = request.prompt_logprobs is not None
+        self.prompt_scores = generator.scores(request) if scored else PromptScores()
         self.finished: list[int] = []
 
     def finish(self, choice: int) -> None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gateway.api.embeddings import EMBEDDING_TOKENS_MAX
+from gateway.api.tokenize import DETOKENIZE_TOKENS_MAX
 from gateway.api_reference import PAGE, updated
 from gateway.app import create_app
 from gateway.call_formats import call_format
+from gateway.completions.parameters import PROMPTS_MAX
+from gateway.completions.prepare import CALL_LOGPROBS_MAX, CALL_TOKENS_MAX
+from gateway.completions.prompt_streams import PROMPTS_AT_ONCE
+from gateway.completions.schema import CALL_CHOICES_MAX
+from gateway.embeddings.embed import EMBEDS_AT_ONCE
+from gateway.embeddings.schema import INPUTS_MAX
 from gateway.grammar import INDENT_CHARS_MAX
 from gateway.openai_format import CHOICE_TEXTS_MAX, GRAMMAR_TEXT_CHARS_MAX
 from gateway.openai_messages import MESSAGES_MAX
@@ -43,7 +51,10 @@ def test_exactly_the_endpoints_that_exist_are_listed(tmp_path: Path):
         for route in create_app(state).routes
         for method in route.methods - {"OPTIONS"}  # type: ignore[union-attr]
     }
-    assert set(re.findall(r"^\| `((?:GET|POST) [^`]+)` \|", TEXT, re.MULTILINE)) == served
+    rows = re.findall(r"^\| (`(?:GET|POST) .*?) \| (.*) \|$", TEXT, re.MULTILINE)
+    listed = {(name, "Also under `/v1`" in note) for names, note in rows for name in re.findall(r"`([^`]+)`", names)}
+    both = {name.replace(" ", " /v1", 1) for name, has_other in listed if has_other}
+    assert {name for name, _ in listed} | both == served
 
 
 def test_the_limits_are_those_of_the_code():
@@ -60,6 +71,12 @@ def test_the_limits_are_those_of_the_code():
     assert f"a `choice` {CHOICE_TEXTS_MAX:,} texts" in TEXT
     assert f"up to {INDENT_CHARS_MAX} characters of" in TEXT
     assert f"| time for a body to arrive | {BODY_READ_S:g} s |" in TEXT
+    tokens = f"{CALL_TOKENS_MAX:,} tokens (or as many as the context has)"
+    prompts = f"{PROMPTS_MAX}, with {tokens} and {CALL_CHOICES_MAX:,} choices"
+    assert f"| {CALL_LOGPROBS_MAX:,}, alternatives included |" in TEXT
+    assert f"| {DETOKENIZE_TOKENS_MAX:,}, or as many as the context has |" in TEXT
+    assert f"| {prompts}; {PROMPTS_AT_ONCE} at once |" in TEXT
+    assert f"| {INPUTS_MAX:,}, with {EMBEDDING_TOKENS_MAX:,} tokens; {EMBEDS_AT_ONCE} at once |" in TEXT
     assert f"| {FEED_TOKENS_MAX}, and what the sockets hold |" in TEXT
 
 
@@ -74,8 +91,8 @@ def test_the_formats_in_which_calls_can_be_forced_are_those_of_the_code():
 def test_every_error_code_is_listed():
     """A code that clients may meet is explained."""
     sources = [*PAGE.parents[1].glob("gateway/openai_*.py"), *PAGE.parents[1].glob("gateway/api/*.py")]
-    sources += [
-        PAGE.parents[1] / "gateway" / name for name in ("app.py", "request_body.py", "tokenizer.py", "chat_template.py")
-    ]
+    sources += [*PAGE.parents[1].glob("gateway/completions/*.py"), *PAGE.parents[1].glob("gateway/embeddings/*.py")]
+    names = ("app.py", "request_body.py", "text_input.py", "tokenizer.py", "chat_template.py")
+    sources += [PAGE.parents[1] / "gateway" / name for name in names]
     codes = {code for source in sources for code in re.findall(r'code="(\w+)"', source.read_text())}
     assert codes - {"bad_request"} <= set(re.findall(r"`(\w+)`", TEXT))

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
 
 from gateway.openai_errors import ApiError
 from gateway.tokenizer import INLINE_CHARS_MAX, ChatTokenizer, TokenizerError, load_tokenizer
@@ -116,6 +118,29 @@ def test_the_window_is_the_configs_unless_it_is_set(text_tokenizer: Tokenizers, 
     """A mesh with little memory may serve a smaller one."""
     assert text_tokenizer("byte_level").context_len == CONTEXT_LEN
     assert load_tokenizer(build_byte_level(tmp_path), context_len=17).context_len == 17
+
+
+def test_a_text_gets_what_the_tokenizer_adds_only_if_it_is_wanted(tmp_path: Path):
+    """A begin-of-text token, once."""
+    folder = build_byte_level(tmp_path)
+    fast = PreTrainedTokenizerFast.from_pretrained(folder)
+    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    fast.save_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    plain = tokenizer.encode_text("The mesh")
+    assert tokenizer.encode_text("The mesh", add_special_tokens=True) == (1, *plain)
+    assert tokenizer.decode((1, *plain)) == "The mesh"
+    assert tokenizer.decode((1, *plain), skip_special_tokens=False) == "<|im_start|>The mesh"
+
+
+def test_every_id_below_the_end_is_a_token(text_tokenizer: Tokenizers):
+    """And none from it on."""
+    for kind in ("byte_level", "metaspace", "word_piece"):
+        tokenizer = text_tokenizer(kind)
+        assert all(tokenizer.token_strings(range(tokenizer.ids_end)))
+        assert tokenizer.token_strings([tokenizer.ids_end]) == [""]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from shard.compute import ComputeThread
+from shard.compute import FORKS_WAITING_MAX, ComputeThread
 from shard.executor import Outcome
-from shard.step_queue import QUEUED_STEPS_MAX, SHORT_POSITIONS_MAX, QueuedStep
+from shard.step_queue import QUEUED_STEPS_MAX, SHORT_POSITIONS_MAX, QueuedFork, QueuedStep
 from shared.errors import StepFailed
 from shared.layers import LayerRange
-from shared.messages import Error, Message, Step, StepResult
+from shared.messages import Error, Fork, Message, Step, StepResult
 
 WAIT_S = 5.0
 
@@ -25,6 +25,17 @@ class Gate:
         self.entered: queue.Queue[QueuedStep] = queue.Queue()
         self.go_on = threading.Semaphore(0)
         self.raises: Exception | None = None
+
+        self.forked: list[str] = []
+        self.fork_done = threading.Event()
+
+    def fork(self, item: QueuedFork) -> None:
+        """Note it, unless it is not wanted any more."""
+        if item.fork.session == "broken":
+            raise RuntimeError("broken")
+        if not item.cancelled:
+            self.forked.append(item.fork.target)
+        self.fork_done.set()
 
     def run(self, items: Sequence[QueuedStep]) -> list[Outcome]:
         """One step at a time."""
@@ -199,3 +210,57 @@ def test_failed_load_is_reported_and_ends_the_thread() -> None:
     bench = Bench(load)
     assert isinstance(bench.loads.get(timeout=WAIT_S), OSError)
     assert bench.thread.join(WAIT_S)
+
+
+def fork(target: str, session: str = "s", link: object = None) -> QueuedFork:
+    """A fork."""
+    return QueuedFork(Fork(session=session, target=target, past_len=1, layers=LayerRange(0, 1), model="m"), link)
+
+
+def test_forks_go_before_waiting_steps_and_in_order(bench: Bench) -> None:
+    """So the copy's own first step finds it; one that breaks the executor stops nobody."""
+    bench.submit("running")
+    bench.wait_running()
+    bench.submit("waiting")
+    for target in ("a", "b"):
+        assert bench.thread.fork(fork(target))
+    assert bench.thread.fork(fork("x", session="broken"))
+    bench.submit("a")
+    bench.finish_one()
+    assert bench.wait_running() == "waiting"
+    assert bench.gate.forked == ["a", "b"]
+    bench.finish_one()
+    assert bench.wait_running() == "a"
+    bench.finish_one()
+
+
+def test_forks_that_nobody_wants_are_not_done(bench: Bench) -> None:
+    """Their copy was released, or their link is gone."""
+    link = object()
+    bench.submit("running")
+    bench.wait_running()
+    for target, owner in (("kept", None), ("released", None), ("gone", link)):
+        bench.thread.fork(fork(target, link=owner))
+    bench.thread.cancel("released")
+    bench.thread.drop_link(link)
+    bench.submit("next")
+    bench.finish_one()
+    assert bench.wait_running() == "next"
+    assert bench.gate.forked == ["kept"]
+    bench.finish_one()
+
+
+def test_waiting_forks_are_bounded(bench: Bench) -> None:
+    """One too many is left out, and said so."""
+    bench.submit("running")
+    bench.wait_running()
+    assert all(bench.thread.fork(fork(f"t{i}")) for i in range(FORKS_WAITING_MAX))
+    assert not bench.thread.fork(fork("one too many"))
+    bench.finish_one()
+
+
+def test_a_fork_alone_wakes_the_thread(bench: Bench) -> None:
+    """It does not wait for a step to come along."""
+    bench.thread.fork(fork("a"))
+    assert bench.gate.fork_done.wait(WAIT_S)
+    assert bench.gate.forked == ["a"]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from shard.executor import STEP_POSITIONS_MAX, Executor, Outcome
+from shard.executor import Executor, Outcome
 from shard.kv_cache import SessionStore
 from shard.runner import Pass, PassOutput
+from shard.step_check import STEP_POSITIONS_MAX
 from shard.step_queue import QueuedStep
 from shared.errors import MeshError, StepFailed
 from shared.layers import LayerRange

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shard.kv_cache import GONE_SESSIONS_MAX, Session, SessionStore
+from shard.kv_cache import GONE_SESSIONS_MAX, SessionStore
+from shard.session import Session
 from shared.errors import CacheMissed, StepFailed
 from shared.layers import LayerRange
 from shared.messages import SamplingParams, Step

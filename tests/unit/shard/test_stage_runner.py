@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +32,8 @@ class FakeStage:
     kv_bytes_per_token = 8
     context_len = 100
     input_axis = 1
-    config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(vocab_size=VOCAB))
+    vocab_size = VOCAB
+    end_ids = ()
 
     def __init__(self) -> None:
         self.raises: list[Exception | None] = []

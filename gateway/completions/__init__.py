@@ -1,0 +1,1 @@
+"""Completions: raw prompts continued, as ``POST /v1/completions`` has them."""

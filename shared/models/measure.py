@@ -1,0 +1,135 @@
+"""A model's facts for a planner, from its config and the headers of its weights: no weight is read, no torch needed.
+
+Tensors are told apart by name and shape. Which numbered list is the decoder's is not in the config, so it is the one
+that has every layer's number and the most bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from shared.models.errors import ModelUnavailable
+from shared.models.facts import LayerFacts, ModelFacts
+from shared.models.fingerprint import StoredTensor, stored_tensors
+from shared.models.folder import read_config, read_json, text_config
+from shared.models.slots import read_forbidden_cuts, read_slots
+
+ITEM_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What weights can be computed in."""
+_STORED: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_NUMBERED = re.compile(r"(?:^|\.)(\d+)\.")
+_HEADS: Final = ("lm_head", "embed_out", "output", "head")
+_EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Tensors by the part of the model they belong to."""
+
+    layers: dict[int, list[StoredTensor]]
+    embedding: list[StoredTensor] = field(default_factory=list)
+    head: list[StoredTensor] = field(default_factory=list)
+    rest: list[StoredTensor] = field(default_factory=list)
+
+
+def measure_model(folder: Path, dtype: str = "auto") -> ModelFacts:
+    """Read what a planner needs of the model in a folder.
+
+    Args:
+        folder: With `config.json` and safetensors.
+        dtype: What it will be computed in: a key of `ITEM_BYTES`, or ``auto`` for what most of it is stored in.
+
+    Raises:
+        ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
+    """
+    config = read_config(folder)
+    text = text_config(read_json(folder / "config.json"))
+    tensors = list(stored_tensors(folder))
+    parts = _sort(tensors, config.num_layers, config.vocab_size, config.hidden_size)
+    if len(parts.layers) != config.num_layers:
+        message = f"{folder}: its config names {config.num_layers} layers, and its weights no list of so many"
+        raise ModelUnavailable("not_a_model", message, path=str(folder))
+    item_bytes = ITEM_BYTES[_majority_dtype(tensors) if dtype == "auto" else dtype]
+    slots = read_slots(text, config.num_layers, item_bytes)
+    chosen = _chosen_share(text)
+    is_tied = not parts.head or text.get("tie_word_embeddings") is True
+    embedding_bytes = _bytes_in_memory(parts.embedding, item_bytes)
+    return ModelFacts(
+        layers=tuple(
+            LayerFacts(
+                weight_bytes=_bytes_in_memory(parts.layers[index], item_bytes),
+                active_bytes=_active_bytes(parts.layers[index], item_bytes, chosen),
+                slot=slots[index],
+            )
+            for index in range(config.num_layers)
+        ),
+        embedding_bytes=embedding_bytes,
+        head_bytes=embedding_bytes if is_tied else _bytes_in_memory(parts.head, item_bytes),
+        is_tied=is_tied,
+        shared_bytes=_bytes_in_memory(parts.rest, item_bytes),
+        hidden_bytes=config.hidden_size * item_bytes,
+        forbidden_cuts=read_forbidden_cuts(text, config.num_layers),
+        context_len=config.context_len,
+    )
+
+
+def _sort(tensors: list[StoredTensor], num_layers: int, vocab_size: int, hidden_size: int) -> _Sorted:
+    numbered: dict[str, dict[int, list[StoredTensor]]] = defaultdict(lambda: defaultdict(list))
+    outside = []
+    for tensor in tensors:
+        match = _NUMBERED.search(tensor.name)
+        if match is None:
+            outside.append(tensor)
+        else:
+            numbered[tensor.name[: match.start()]][int(match[1])].append(tensor)
+    complete = [layers for layers in numbered.values() if all(index in layers for index in range(num_layers))]
+    layers = max(complete, key=lambda layers: sum(map(_stored_bytes, chain.from_iterable(layers.values()))), default={})
+    parts = _Sorted({index: layers[index] for index in range(num_layers)} if layers else {})
+    for tensor in outside:
+        if tensor.shape != (vocab_size, hidden_size):
+            parts.rest.append(tensor)
+        elif tensor.name.removesuffix(".weight").rpartition(".")[2] in _HEADS:
+            parts.head.append(tensor)
+        else:
+            parts.embedding.append(tensor)
+    return parts
+
+
+def _stored_bytes(tensor: StoredTensor) -> int:
+    return tensor.end - tensor.start
+
+
+def _bytes_in_memory(tensors: Iterable[StoredTensor], item_bytes: int) -> int:
+    """Floats take what they are computed in, anything else what it takes in the file."""
+    return sum(
+        prod(tensor.shape) * item_bytes if tensor.dtype in _STORED else _stored_bytes(tensor) for tensor in tensors
+    )
+
+
+def _active_bytes(tensors: list[StoredTensor], item_bytes: int, chosen_share: float) -> int:
+    """What a decode step reads of a layer: of its experts only the chosen ones."""
+    experts = [tensor for tensor in tensors if "experts" in tensor.name.split(".")]
+    unread = _bytes_in_memory(experts, item_bytes) * (1 - chosen_share)
+    return round(_bytes_in_memory(tensors, item_bytes) - unread)
+
+
+def _chosen_share(text: Mapping[str, Any]) -> float:
+    experts = next((text[key] for key in _EXPERT_COUNTS if text.get(key)), 0)
+    chosen = next((text[key] for key in _CHOSEN_COUNTS if text.get(key)), 0)
+    return min(1.0, chosen / experts) if experts and chosen else 1.0
+
+
+def _majority_dtype(tensors: Iterable[StoredTensor]) -> str:
+    by_dtype: dict[str, int] = defaultdict(int)
+    for tensor in tensors:
+        if tensor.dtype in _STORED:
+            by_dtype[_STORED[tensor.dtype]] += _stored_bytes(tensor)
+    return max(by_dtype, key=lambda dtype: by_dtype[dtype], default="float32")
