@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.messages.parameters import TABLE as MESSAGES
 from gateway.openai_parameters import HARMLESS, HONOURED, REFUSED, STREAM_OPTIONS_REFUSED
-from gateway.parameter_table import Refused
+from gateway.parameter_table import ParameterTable, Refused
+from gateway.responses.parameters import TABLE as RESPONSES
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-BEGIN = "<!-- tables: written by `python -m gateway.api_reference` -->\n"
-END = "<!-- end of tables -->\n"
 
 
 def parameter_tables() -> str:
@@ -28,11 +28,24 @@ def updated(page: str) -> str:
     Raises:
         ValueError: If the page has lost the marks between which they stand.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the marks {BEGIN.strip()!r} and {END.strip()!r}")
-    return f"{before}{BEGIN}\n{parameter_tables()}\n{END}{after}"
+    sections = {
+        "tables": parameter_tables(),
+        "tables of responses": _short_tables(RESPONSES),
+        "tables of messages": _short_tables(MESSAGES),
+    }
+    for name, tables in sections.items():
+        page = _with_section(page, name, tables)
+    return page
+
+
+def _with_section(page: str, name: str, tables: str) -> str:
+    begin = f"<!-- {name}: written by `python -m gateway.api_reference` -->\n"
+    end = f"<!-- end of {name} -->\n"
+    before, found_begin, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the page needs the marks {begin.strip()!r} and {end.strip()!r}")
+    return f"{before}{begin}\n{tables}\n{end}{after}"
 
 
 def _lines() -> Iterator[str]:
@@ -49,6 +62,22 @@ def _lines() -> Iterator[str]:
         yield _refused_line(name, refused)
     for name, refused in STREAM_OPTIONS_REFUSED.items():
         yield _refused_line(f"stream_options.{name}", refused)
+
+
+def _short_tables(table: ParameterTable) -> str:
+    honoured = [f"| `{name}` | {note} |\n" for name, note in table.honoured.items()]
+    harmless = [f"| `{name}` | {known.expected} | {known.note} |\n" for name, known in table.harmless.items()]
+    refused = [_refused_line(name, known) for name, known in table.refused.items()]
+    return "".join(
+        [
+            "| honoured | meaning |\n|---|---|\n",
+            *honoured,
+            "\n| accepted without effect | type | why |\n|---|---|---|\n",
+            *harmless,
+            "\n| refused with a 400 | accepted all the same | why refused |\n|---|---|---|\n",
+            *refused,
+        ]
+    )
 
 
 def _refused_line(name: str, refused: Refused) -> str:

@@ -37,7 +37,7 @@ def test_exactly_the_endpoints_that_exist_are_listed(tmp_path: Path):
         for route in create_app(state).routes
         for method in route.methods - {"OPTIONS"}  # type: ignore[union-attr]
     }
-    assert set(re.findall(r"^\| `((?:GET|POST) [^`]+)` \|", TEXT, re.MULTILINE)) == served
+    assert set(re.findall(r"^\| `((?:GET|POST|DELETE) [^`]+)` \|", TEXT, re.MULTILINE)) == served
 
 
 def test_the_limits_are_those_of_the_code():
