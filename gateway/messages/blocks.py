@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.answer import Piece, mint_call_id
+from gateway.json_fault import is_json_object
 from gateway.openai_errors import ApiError
 from gateway.parsing.events import Content, Reasoning, ToolCallArguments, ToolCallBegin
 
@@ -61,18 +62,20 @@ class Blocks:
         Args:
             is_cut: The answer was longer than allowed, so the input of a tool may be incomplete.
         """
-        self._is_cut = is_cut and self._open is not None and self._open.kind == "tool_use"
+        self._is_cut = is_cut
         opening = self._switch(OpenBlock("text", 0, {})) if self._open is None else []
-        return [*opening, *self._close(is_cut=is_cut)]
+        return [*opening, *self._close()]
 
     @property
     def has_tool_use(self) -> bool:
-        """Whether a tool is to be called."""
-        return any(block.kind == "tool_use" for block in self._closed)
+        """Whether a tool is to be called: one whose input was not finished must not be."""
+        return any(block.kind == "tool_use" and block.is_complete for block in self._closed)
 
     def content(self) -> list[Block]:
         """All blocks once they are closed; without the use of a tool whose input was cut off, which is no JSON."""
-        closed = self._closed[:-1] if self._is_cut else self._closed
+        closed = self._closed
+        if self._is_cut and not closed[-1].is_complete:
+            closed = closed[:-1]
         return [block.shown() for block in closed]
 
     @property
@@ -88,16 +91,16 @@ class Blocks:
         return [*opening, self._open.add(text)] if self._open else opening
 
     def _switch(self, block: OpenBlock) -> list[MessageEvent]:
-        closing = self._close(is_cut=False)
+        closing = self._close()
         self._open = block
         return [*closing, block.begin()]
 
-    def _close(self, *, is_cut: bool) -> list[MessageEvent]:
+    def _close(self) -> list[MessageEvent]:
         if self._open is None:
             return []
         block, self._open = self._open, None
         self._closed.append(block)
-        return block.end(is_cut=is_cut)
+        return block.end()
 
 
 class OpenBlock:
@@ -139,14 +142,17 @@ class OpenBlock:
             case _:
                 return self._delta("input_json_delta", "partial_json", text)
 
-    def end(self, *, is_cut: bool) -> list[MessageEvent]:
-        """It closes: thinking with its signature, a complete use of a tool with an input even where it needs none."""
-        events: list[MessageEvent] = []
+    def end(self) -> list[MessageEvent]:
+        """It closes: thinking with its signature."""
+        stop: MessageEvent = {"type": "content_block_stop", "index": self._index}
         if self.kind == "thinking":
-            events.append(self._delta("signature_delta", "signature", self._signature()))
-        elif self.kind == "tool_use" and not self._texts and not is_cut:
-            events.append(self.add("{}"))
-        return [*events, {"type": "content_block_stop", "index": self._index}]
+            return [self._delta("signature_delta", "signature", self._signature()), stop]
+        return [stop]
+
+    @property
+    def is_complete(self) -> bool:
+        """False only for the use of a tool whose input is no JSON object."""
+        return self.kind != "tool_use" or is_json_object("".join(self._texts))
 
     def shown(self) -> Block:
         """The block.
@@ -164,11 +170,10 @@ class OpenBlock:
                 return {"type": "tool_use", **self._call, "input": self._input(text), "caller": DIRECT}
 
     def _input(self, text: str) -> Block:
-        try:
-            return msgspec.json.decode(text, type=Block)
-        except msgspec.MsgspecError as error:
+        if not self.is_complete:
             message = f"The model called {self._call['name']!r} with an input that is not a JSON object."
-            raise ApiError(502, message, kind="server_error", code="invalid_tool_input") from error
+            raise ApiError(502, message, kind="server_error", code="invalid_tool_input")
+        return msgspec.json.decode(text, type=Block)
 
     def _delta(self, kind: str, name: str, text: str) -> MessageEvent:
         return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, name: text}}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.answer import Piece
+from gateway.json_fault import is_json_object
 from gateway.logprobs import LogprobEntry, Spelled
 from gateway.parsing.events import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from gateway.responses.items import Item
@@ -100,6 +101,8 @@ class Output:
         if self._open is None:
             return []
         item, self._open = self._open, None
+        if isinstance(item, CallItem):
+            status = "completed" if item.is_complete else "incomplete"
         events = item.end(status)
         self._closed.append(item.shown(status))
         return events
@@ -233,11 +236,17 @@ class CallItem:
         return {"type": "response.function_call_arguments.delta", **self._place, "delta": text}
 
     def end(self, status: str) -> list[ResponseEvent]:
-        """All arguments, and the item; a complete call without any has an empty object."""
-        events = [self.add("{}")] if status == "completed" and not self._texts else []
+        """All arguments, and the item."""
         done = {"name": self._name, "arguments": "".join(self._texts)}
-        events.append({"type": "response.function_call_arguments.done", **self._place, **done})
-        return [*events, _done(self._index, self.shown(status))]
+        return [
+            {"type": "response.function_call_arguments.done", **self._place, **done},
+            _done(self._index, self.shown(status)),
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the arguments are a JSON object: a parser gives the last brace only to a call that was finished."""
+        return is_json_object("".join(self._texts))
 
     def shown(self, status: str) -> Item:
         """The item."""

@@ -180,8 +180,9 @@ class _Reader:
 
 
 def _decoded(text: str) -> Any:
-    """The input of a tool; what `max_tokens` cut is an empty one."""
+    """The input of a tool; one that was not finished is an empty one."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return {}
+    return value if isinstance(value, dict) else {}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gateway.api.responses import PAGE_ITEMS_MAX
 from gateway.api_reference import PAGE, updated
 from gateway.app import create_app
 from gateway.openai_messages import MESSAGES_MAX
 from gateway.request_body import BODY_READ_S
+from gateway.responses.store import KEPT_S, RESPONSES_MAX, STORE_BYTES_MAX
+from gateway.responses.tools import TOOLS_MAX
 from gateway.sampling_schema import STOP_CHARS_MAX, STOPS_MAX
 from gateway.state import BODY_BYTES_MAX, GatewayState, ServedModel
 from gateway.token_feed import FEED_TOKENS_MAX
@@ -43,15 +46,20 @@ def test_exactly_the_endpoints_that_exist_are_listed(tmp_path: Path):
 def test_the_limits_are_those_of_the_code():
     """Each named limit is on the page."""
     assert f"| request body | {BODY_BYTES_MAX // 2**20} MiB |" in TEXT
-    assert f"| messages | {MESSAGES_MAX:,} |" in TEXT
+    assert f"| messages, or items of an input | {MESSAGES_MAX:,} |" in TEXT
     assert f"| stop strings | {STOPS_MAX} of {STOP_CHARS_MAX} characters |" in TEXT
     assert f"| time for a body to arrive | {BODY_READ_S:g} s |" in TEXT
+    stored = f"the {RESPONSES_MAX:,} last used, up to {STORE_BYTES_MAX // 2**20} MiB, for {KEPT_S / 3600:g} hours"
+    assert stored in TEXT
+    assert f"`limit` is 1 to {PAGE_ITEMS_MAX}" in TEXT
+    assert f"| tools | {TOOLS_MAX} |" in TEXT
     assert f"| {FEED_TOKENS_MAX}, and what the sockets hold |" in TEXT
 
 
 def test_every_error_code_is_listed():
     """A code that clients may meet is explained."""
     sources = [*PAGE.parents[1].glob("gateway/openai_*.py"), *PAGE.parents[1].glob("gateway/api/*.py")]
+    sources += [*PAGE.parents[1].glob("gateway/responses/*.py"), *PAGE.parents[1].glob("gateway/messages/*.py")]
     sources += [PAGE.parents[1] / "gateway" / name for name in ("app.py", "request_body.py", "tokenizer.py")]
     codes = {code for source in sources for code in re.findall(r'code="(\w+)"', source.read_text())}
     assert codes - {"bad_request"} <= set(re.findall(r"`(\w+)`", TEXT))

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gateway.messages.parameters import TABLE
 from gateway.messages.schema import MessageRequest, read_message_request
@@ -14,6 +16,12 @@ from gateway.openai_errors import ApiError
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 USER = {"role": "user", "content": "hi"}
+
+KEYWORDS = st.sampled_from([
+    "type", "role", "content", "text", "tool_use", "tool_result", "tool_use_id", "id", "name", "input", "thinking",
+    "signature", "user", "assistant", "system", "custom", "auto", "any", "tool", "enabled", "adaptive",
+    "budget_tokens", "input_schema", "format", "json_schema", "schema", "effort", "low", "f", "{}",
+])  # fmt: skip
 
 
 def read(*, counts_only: bool = False, **body: Any) -> MessageRequest:
@@ -153,3 +161,20 @@ def test_what_is_refused_is_named_unless_it_asks_for_nothing(name: str):
     with pytest.raises(ApiError) as raised:
         read(**{name: {"some": "value"}})
     assert (raised.value.param, raised.value.code) == (name, "unsupported_parameter")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.text(max_size=3) | KEYWORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(sorted({*TABLE.honoured, *TABLE.harmless, *TABLE.refused})), JSON))
+def test_any_value_for_any_parameter_is_read_or_refused(body: dict[str, Any]):
+    """Nothing else comes out of bytes."""
+    try:
+        read(**body)
+    except ApiError as error:
+        assert error.status == 400  # noqa: PT017 - what is raised is either nothing or this

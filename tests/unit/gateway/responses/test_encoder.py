@@ -34,7 +34,7 @@ TURN = [
     piece(Content("b"), ToolCallBegin(0, "f", "call_1")),
     piece(ToolCallArguments(0, '{"a":')),
     piece(ToolCallArguments(0, "1}")),
-    piece(ToolCallBegin(1, "g", "call_2")),
+    piece(ToolCallBegin(1, "g", "call_2"), ToolCallArguments(1, "{}")),
 ]
 SHAPE = [
     ("reasoning", "hm\u2028"),
@@ -140,6 +140,15 @@ def test_what_is_cut_says_so():
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [item["status"] for item in body["output"]] == ["completed", "completed", "incomplete"]
     assert body["output"][2]["arguments"] == '{"a":'
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a', "[]"])
+def test_a_call_that_the_model_did_not_finish_is_incomplete(arguments: str):
+    """Even where it ended its turn, or went on with another."""
+    call = [ToolCallBegin(0, "f", "c"), *([ToolCallArguments(0, arguments)] if arguments else [])]
+    body = check_response(json.loads(whole(create_encoder(), [piece(*call, Content("x"))])))
+    assert [item["status"] for item in body["output"]] == ["incomplete", "completed"]
+    assert body["status"] == "completed"
 
 
 def test_nothing_said_is_an_empty_message():
