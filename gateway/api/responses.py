@@ -42,6 +42,12 @@ class Responses:
     store: ResponseStore
     running: dict[str, Running] = field(default_factory=dict)
 
+    def end(self, response: dict[str, object], asked: ResponseRequest) -> None:
+        """A response is complete: from now on it is a stored one, or unknown."""
+        self.running.pop(str(response["id"]), None)
+        if asked.store:
+            self.store.keep(response, asked.items)
+
 
 @post("/v1/responses", status_code=200)
 async def create_response(request: Request[None, None, State]) -> ASGIApp:
@@ -60,7 +66,7 @@ async def create_response(request: Request[None, None, State]) -> ASGIApp:
         identity,
         has_logprobs=asked.has_logprobs,
         unix_time=gateway.unix_time,
-        keep=lambda response: responses.store.keep(response, asked.items) if asked.store else None,
+        on_end=lambda response: responses.end(response, asked),
     )
     answer = turn.respond(encoder, gateway, record)
     transcript = turn.answers[0].transcript

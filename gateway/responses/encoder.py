@@ -47,7 +47,7 @@ class ResponseEncoder:
         identity: What the response is.
         has_logprobs: Whether texts come with log-probabilities.
         unix_time: The wall clock.
-        keep: Called once with the final response, before its last byte is sent, so that the next call may build on it.
+        on_end: Called once with the final response, before its last byte is sent, so that the next call may build on it.
     """
 
     keep_alive = KEEP_ALIVE
@@ -58,11 +58,11 @@ class ResponseEncoder:
         *,
         has_logprobs: bool,
         unix_time: Callable[[], float],
-        keep: Callable[[dict[str, object]], None],
+        on_end: Callable[[dict[str, object]], None],
     ) -> None:
         self._identity = identity
         self._unix_time = unix_time
-        self._keep = keep
+        self._on_end = on_end
         self._output = Output(mint_item_id, has_logprobs=has_logprobs)
         self._pieces = 0
         self._sent = 0
@@ -104,10 +104,10 @@ class ResponseEncoder:
         opening = b"" if self._sent else self.begin(PromptScores())
         if error.code == CANCELLED:
             response = self.cancelled()
-            self._keep(response)
+            self._on_end(response)
             return opening + self._frames([{"type": "response.incomplete", "response": response}])
         response = self.response("failed", error=_response_error(error))
-        self._keep(response)
+        self._on_end(response)
         flat = {"code": error.code, "message": error.message, "param": error.param}
         failed = {"type": "response.failed", "response": response}
         raised = {"type": "error", **flat, "error": {"type": error.kind, **flat}}
@@ -152,7 +152,7 @@ class ResponseEncoder:
 
     def _final(self, usage: Usage) -> dict[str, object]:
         response = self.response("incomplete" if self._is_cut else "completed", usage=usage)
-        self._keep(response)
+        self._on_end(response)
         return response
 
     def _frames(self, events: Iterable[ResponseEvent]) -> bytes:

@@ -71,7 +71,7 @@ class RunningResponse:
                 raise
             await self._send_cancelled(error, send)
         finally:
-            del self._running[self._id]
+            self._running.pop(self._id, None)  # it is there only if the response has not ended as one
 
     def stop(self) -> dict[str, object]:
         """End the generation; the caller who waits for it gets what there is."""

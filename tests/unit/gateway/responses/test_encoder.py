@@ -56,8 +56,8 @@ def create_encoder(
         model="m",
         echo={**asked.echo, "temperature": 1.0, "top_p": 1.0},
     )
-    keep = (kept if kept is not None else []).append
-    return ResponseEncoder(identity, has_logprobs=has_logprobs, unix_time=lambda: 9.5, keep=keep)
+    on_end = (kept if kept is not None else []).append
+    return ResponseEncoder(identity, has_logprobs=has_logprobs, unix_time=lambda: 9.5, on_end=on_end)
 
 
 def shape(response: dict[str, Any]) -> list[tuple[str, str]]:
