@@ -47,7 +47,7 @@ class ResponseEncoder:
         identity: What the response is.
         has_logprobs: Whether texts come with log-probabilities.
         unix_time: The wall clock.
-        on_end: Called once with the final response, before its last byte is sent, so that the next call may build on it.
+        on_end: Called with the final response before its last byte is sent, so that the next call may build on it.
     """
 
     keep_alive = KEEP_ALIVE

@@ -102,6 +102,8 @@ class ResponseStore:
             previous_id=previous_id if isinstance(previous_id, str) else None,
             used_s=self._clock.monotonic(),
         )
+        if response_id in self._entries:  # it failed after its last event had been written
+            self._drop(response_id)
         self._entries[response_id] = entry
         self._bytes += entry.size
         for item_id in entry.item_ids:

@@ -60,6 +60,16 @@ def test_a_line_is_its_inputs_and_outputs_in_order():
     assert json.loads(store.get("b").body) == response("b", "a")
 
 
+def test_a_response_may_be_kept_again():
+    """The later one counts, and is counted once."""
+    store = ResponseStore(FakeClock())
+    keep(store, "a", filler=10)
+    keep(store, "a")
+    assert json.loads(store.get("a").body) == response("a")
+    assert store.held_bytes == store.get("a").size
+    assert store.find_item("in-a") == item("in-a")
+
+
 def test_items_are_found_by_their_ids():
     """Inputs and outputs alike, as long as their response is kept."""
     store = ResponseStore(FakeClock())
