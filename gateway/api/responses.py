@@ -20,7 +20,7 @@ from gateway.request_record import RequestRecord
 from gateway.responses.encoder import ResponseEncoder, ResponseIdentity
 from gateway.responses.items import Item
 from gateway.responses.running import Running, RunningResponse
-from gateway.responses.schema import ResponseRequest, read_response_request
+from gateway.responses.schema import ResponseRequest, check_include, read_response_request
 from gateway.responses.store import ResponseStore
 from gateway.state import GatewayState
 from gateway.turn import Turn, prepare_turn, tokenize
@@ -104,6 +104,7 @@ async def get_response(request: Request[None, None, State], response_id: FromPat
     """A stored response, or a running one as it is now."""
     responses: Responses = request.app.state.responses
     query = request.query_params
+    check_include(query.getall("include[]", []) + query.getall("include", []))
     if query.get("stream", "false").lower() != "false" or "starting_after" in query:
         raise unsupported("stream", "events are not stored; a response is given as a whole")
     running = responses.running.get(response_id)

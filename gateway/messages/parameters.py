@@ -6,6 +6,9 @@ from gateway.parameter_table import Harmless, ParameterTable, Refused
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
+KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+"""What Claude Code always sends: it asks to clear nothing."""
+
 _CHAT = "it belongs to chat completions; here it is"
 
 TABLE = ParameterTable(
@@ -41,7 +44,7 @@ TABLE = ParameterTable(
     refused={
         "container": Refused("there are no containers"),
         "mcp_servers": Refused("this server calls no other servers", ([],)),
-        "context_management": Refused("a context is never edited", ({}, {"edits": []})),
+        "context_management": Refused("a context is never edited", ({}, {"edits": []}, KEEP_THINKING)),
         "stop": Refused(f"{_CHAT} `stop_sequences`", ([],)),
         "n": Refused("a message is one answer", (1,)),
         "response_format": Refused(f"{_CHAT} `output_config.format`"),

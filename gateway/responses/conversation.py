@@ -44,7 +44,7 @@ class _Conversation:
     def add(self, item: Item) -> None:
         match item["type"]:
             case "reasoning":
-                self._open_turn(without=("content", "tool_calls"))["reasoning_content"] = _reasoning(item)
+                self._add_reasoning(item)
             case "function_call":
                 self._add_call(item)
             case "function_call_output":
@@ -53,6 +53,11 @@ class _Conversation:
                 self._open_turn(without=("content", "tool_calls"))["content"] = _text(item["content"])
             case _:
                 self._close({"role": item["role"], "content": _text(item["content"])})
+
+    def _add_reasoning(self, item: Item) -> None:
+        turn = self._open_turn(without=("content", "tool_calls"))
+        before = turn.get("reasoning_content")
+        turn["reasoning_content"] = f"{before}\n{_reasoning(item)}" if before else _reasoning(item)
 
     def _open_turn(self, *, without: tuple[str, ...] = ()) -> ChatMessage:
         """The assistant message to add to: the last one, unless it holds one of these already."""

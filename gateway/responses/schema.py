@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,12 +120,21 @@ def _read_logprobs(body: Mapping[str, object]) -> int | None:
     """How many alternatives to each token are asked for; None for no log-probabilities at all."""
     value = body.get("include")
     include = [] if value is None else check_array(value, "include", items_max=INCLUDES_MAX)
-    for index, name in enumerate(include):
+    check_include(include)
+    top_logprobs = read_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX) or 0
+    return top_logprobs if INCLUDE_LOGPROBS in include or top_logprobs else None
+
+
+def check_include(names: Sequence[object]) -> None:
+    """What a response is to include beside what it always does.
+
+    Raises:
+        ApiError: 400 for what it cannot.
+    """
+    for index, name in enumerate(names):
         if name not in INCLUDES:
             known = ", ".join(INCLUDES)
             raise invalid_value(f"include[{index}]", f"{quoted(name)} is not supported by this server, only {known}")
-    top_logprobs = read_integer(body, "top_logprobs", 0, TOP_LOGPROBS_MAX) or 0
-    return top_logprobs if INCLUDE_LOGPROBS in include or top_logprobs else None
 
 
 def _read_text(value: object) -> FormatAsked:

@@ -44,6 +44,13 @@ def api(server: ApiServer) -> ApiServer:
     return server
 
 
+@pytest.fixture
+def client(api: ApiServer) -> Iterator[openai.OpenAI]:
+    """The SDK, strict, with its connections closed at the end."""
+    with api.client() as opened:
+        yield opened
+
+
 def post(api: ApiServer, **body: Any) -> httpx.Response:
     """The smallest call, and more."""
     return api.http.post("/v1/responses", json={"model": MODEL, "input": "hi", **body})
@@ -69,10 +76,10 @@ def last_prompt(api: ApiServer) -> str:
     return api.tokenizer.decode(api.generator.requests[-1].prompt_ids)
 
 
-def test_the_sdk_reads_a_response(api: ApiServer):
+def test_the_sdk_reads_a_response(api: ApiServer, client: openai.OpenAI):
     """Text, usage, and what it was asked."""
     ids = api.answer_with(TEXT)
-    response = api.client().responses.create(model="alias", input="hi", temperature=0, metadata={"a": "b"})
+    response = client.responses.create(model="alias", input="hi", temperature=0, metadata={"a": "b"})
     assert (response.output_text, response.status, response.model) == (TEXT, "completed", MODEL)
     assert (response.temperature, response.metadata) == (0, {"a": "b"})
     assert response.usage is not None
@@ -89,12 +96,12 @@ def test_a_stream_says_what_a_body_says(api: ApiServer):
     assert streamed.comments == 0
 
 
-def test_the_sdk_accumulates_a_stream(api: ApiServer):
+def test_the_sdk_accumulates_a_stream(api: ApiServer, client: openai.OpenAI):
     """Raw events, and the helper."""
     api.answer_with(TEXT)
-    events = list(api.client().responses.create(model=MODEL, input="hi", stream=True))
+    events = list(client.responses.create(model=MODEL, input="hi", stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
-    with api.client().responses.stream(model=MODEL, input="hi") as helper:
+    with client.responses.stream(model=MODEL, input="hi") as helper:
         assert helper.get_final_response().output_text == TEXT
 
 
@@ -107,9 +114,8 @@ def test_the_end_of_max_output_tokens_is_incomplete(api: ApiServer):
     assert (streamed.names[-1], streamed.text) == ("response.incomplete", output_text(body))
 
 
-def test_a_response_goes_on_from_a_previous_one(api: ApiServer):
+def test_a_response_goes_on_from_a_previous_one(api: ApiServer, client: openai.OpenAI):
     """Its input and output come first, its instructions do not."""
-    client = api.client()
     api.answer_with("first answer")
     first = client.responses.create(model=MODEL, input="first question", instructions="old rules")
     second = client.responses.create(
@@ -128,10 +134,9 @@ def test_a_response_goes_on_from_a_previous_one(api: ApiServer):
     assert "first answer" in last_prompt(api)
 
 
-def test_input_items_come_in_pages(api: ApiServer):
+def test_input_items_come_in_pages(api: ApiServer, client: openai.OpenAI):
     """The SDK goes through all of them."""
     api.answer_with("x")
-    client = api.client()
     texts = [f"message {number}" for number in range(5)]
     first = client.responses.create(model=MODEL, input=[{"role": "user", "content": text} for text in texts])
     for order, expected in (("asc", texts), ("desc", texts[::-1])):
@@ -142,10 +147,9 @@ def test_input_items_come_in_pages(api: ApiServer):
         assert (response.status_code, response.json()["error"]["param"]) == (400, query.partition("=")[0])
 
 
-def test_a_stored_response_can_be_read_and_deleted(api: ApiServer):
+def test_a_stored_response_can_be_read_and_deleted(api: ApiServer, client: openai.OpenAI):
     """Then it is gone, and what continues it cannot be continued."""
     api.answer_with("hi")
-    client = api.client()
     first = client.responses.create(model=MODEL, input="hi")
     second = client.responses.create(model=MODEL, input="hi", previous_response_id=first.id)
     assert client.responses.retrieve(first.id) == first
@@ -183,7 +187,7 @@ def hang_after(api: ApiServer, text: str) -> None:
     api.generator.script = lambda _request: [*ids, for_ever]
 
 
-def test_a_running_stream_can_be_looked_at_and_cancelled(api: ApiServer):
+def test_a_running_stream_can_be_looked_at_and_cancelled(api: ApiServer, client: openai.OpenAI):
     """Its generation ends on every node, and its reader gets what there is."""
     hang_after(api, "so far")
     body = {"model": MODEL, "input": "hi", "stream": True}
@@ -200,7 +204,7 @@ def test_a_running_stream_can_be_looked_at_and_cancelled(api: ApiServer):
     assert streamed.text == "so far"
     wait_until(lambda: api.generator.active == 0, "the end of the generation", 1.0)
     assert api.generator.ends == ["cancelled"]
-    again = api.client().responses.cancel(response_id)
+    again = client.responses.cancel(response_id)
     assert (again.status, again.output_text) == ("cancelled", "so far")
 
 
@@ -231,6 +235,16 @@ def test_what_has_ended_cannot_be_cancelled(api: ApiServer):
     assert (response.status_code, response.json()["error"]["code"]) == (400, "response_not_running")
 
 
+def test_what_a_stored_response_includes_was_decided_when_it_was_made(api: ApiServer, client: openai.OpenAI):
+    """Asking for what this server knows is fine, for anything else is a 400."""
+    api.answer_with("hi")
+    first = client.responses.create(model=MODEL, input="hi")
+    assert client.responses.retrieve(first.id, include=["message.output_text.logprobs"]) == first
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.responses.retrieve(first.id, include=["file_search_call.results"])
+    assert raised.value.param == "include[0]"
+
+
 def test_events_are_not_stored(api: ApiServer):
     """A stored response is not streamed again."""
     api.answer_with("hi")
@@ -240,7 +254,7 @@ def test_events_are_not_stored(api: ApiServer):
 
 
 @pytest.mark.parametrize("failure", [LOST, RuntimeError("secret")])
-def test_a_failure_in_the_middle_is_a_failed_response(api: ApiServer, failure: Exception):
+def test_a_failure_in_the_middle_is_a_failed_response(api: ApiServer, client: openai.OpenAI, failure: Exception):
     """What there was is in it, the SDK raises, and nothing of ours is revealed."""
     ids = api.answer_with("hi there", end=False)
     api.generator.script = lambda _request: [*ids, failure]
@@ -248,11 +262,11 @@ def test_a_failure_in_the_middle_is_a_failed_response(api: ApiServer, failure: E
     assert (streamed.final["status"], streamed.text) == ("failed", "hi there")
     assert "secret" not in str(streamed.events)
     assert api.http.get(f"/v1/responses/{streamed.final['id']}").json()["status"] == "failed"
-    seen = []
     with pytest.raises(openai.APIError) as raised:
-        seen += [event.type for event in api.client().responses.create(model=MODEL, input="hi", stream=True)]
+        list(client.responses.create(model=MODEL, input="hi", stream=True))
     assert raised.value.code == ("node_lost" if failure is LOST else "internal_error")
-    assert not seen
+    with client.responses.stream(model=MODEL, input="hi") as helper, pytest.raises(openai.APIError):
+        helper.get_final_response()
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -284,10 +298,9 @@ def test_a_client_that_leaves_ends_the_work(api: ApiServer):
     wait_until(lambda: api.http.get(f"/v1/responses/{response_id}").status_code == 404, "its end", 1.0)
 
 
-def test_tokens_are_counted_without_generating(api: ApiServer):
+def test_tokens_are_counted_without_generating(api: ApiServer, client: openai.OpenAI):
     """As the response itself counts them."""
     api.answer_with("hi")
-    client = api.client()
     counted = client.responses.input_tokens.count(model=MODEL, input="hi", instructions="be kind")
     assert not api.generator.requests
     response = client.responses.create(model=MODEL, input="hi", instructions="be kind")

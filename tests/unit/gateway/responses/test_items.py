@@ -78,6 +78,14 @@ def test_reasoning_words_and_calls_are_one_turn():
     assert seen[2] == {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "42"}
 
 
+def test_reasoning_in_several_items_is_joined():
+    """A summary stands for what is not there."""
+    first = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]}
+    second = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "b"}]}
+    (turn,) = messages(first, second, {"role": "assistant", "content": "c"})
+    assert (turn["reasoning_content"], turn["content"]) == ("a\nb", "c")
+
+
 def test_a_call_that_was_cut_off_is_left_out():
     """No template could show half an object, and it must not poison what follows."""
     seen = messages({"role": "user", "content": "a"}, {**CALL, "arguments": '{"a', "status": "incomplete"})
