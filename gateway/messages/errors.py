@@ -19,6 +19,9 @@ _TYPES = {
     HTTP_UNAVAILABLE: "overloaded_error",
 }
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request"}}
+"""By the parameter at fault: what tells Anthropic's SDK to go on without it, by itself."""
+
 
 def speaks_anthropic(path: str) -> bool:
     """Whether callers of this path expect Anthropic's shapes."""
@@ -33,7 +36,9 @@ def error_status(error: ApiError) -> int:
 def error_json(error: ApiError) -> dict[str, object]:
     """The `error` of a body or an event; the message names the parameter, for which there is no key."""
     server_error = "api_error" if error.status >= 500 else "invalid_request_error"
-    return {"type": _TYPES.get(error.status, server_error), "message": error.message}
+    details = _DETAILS.get(error.param or "")
+    shown: dict[str, object] = {"type": _TYPES.get(error.status, server_error), "message": error.message}
+    return shown if details is None else {**shown, "details": details}
 
 
 def error_body(error: ApiError, request_id: str) -> bytes:

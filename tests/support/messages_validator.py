@@ -81,7 +81,7 @@ def check_error(error: dict[str, Any]) -> dict[str, Any]:
     """
     assert set(error) == {"type", "error", "request_id"}
     assert error["type"] == "error"
-    assert set(error["error"]) == {"type", "message"}
+    assert set(error["error"]) - {"details"} == {"type", "message"}
     return dict(error["error"])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.messages.encoder import PING, MessageEncoder, MessageIdentity
 from gateway.messages.errors import error_body, error_status, speaks_anthropic
-from gateway.openai_errors import ApiError
+from gateway.openai_errors import ApiError, unsupported
 from gateway.parsing.events import Content, Event, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.support.messages_validator import check_error, check_message, validate_message_stream
 from tests.support.pieces import SCORES, piece, streamed, whole
@@ -158,6 +158,12 @@ def test_errors_have_anthropic_s_types(status: int, expected: tuple[int, str]):
     error = ApiError(status, "x")
     body = check_error(json.loads(error_body(error, "req_1")))
     assert (error_status(error), body["type"]) == expected
+
+
+def test_the_sdk_is_told_to_go_on_without_a_thread():
+    """Its tool runner asks for one, and sends the whole conversation when it learns that there are none."""
+    body = check_error(json.loads(error_body(unsupported("thread", "x"), "req_1")))
+    assert body["details"] == {"error_code": "thread_unsupported_request"}
 
 
 @pytest.mark.parametrize(
