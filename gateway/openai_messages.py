@@ -111,7 +111,7 @@ def _read_tool_call(call: object, path: str) -> dict[str, Any]:
         raise invalid_type(f"{path}.function", "an object", function)
     name = _read_string(function.get("name"), f"{path}.function.name")
     arguments = _read_string(function.get("arguments", ""), f"{path}.function.arguments")
-    decoded = _decode_arguments(arguments, f"{path}.function.arguments")
+    decoded = decode_arguments(arguments, f"{path}.function.arguments")
     return {
         "id": _read_string(call.get("id"), f"{path}.id"),
         "type": "function",
@@ -119,7 +119,12 @@ def _read_tool_call(call: object, path: str) -> dict[str, Any]:
     }
 
 
-def _decode_arguments(arguments: str, path: str) -> dict[str, Any]:
+def decode_arguments(arguments: str, path: str) -> dict[str, Any]:
+    """The arguments of a call in a history, as chat templates expect them; none for an empty string.
+
+    Raises:
+        ApiError: 400.
+    """
     if not arguments.strip():
         return {}
     try:
