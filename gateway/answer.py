@@ -49,16 +49,22 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Transcript:
-    """Everything that an answer has shown so far."""
+    """Everything that an answer has shown so far.
+
+    Args:
+        pieces: What each token added, in order: what an encoder needs that keeps content and calls in their order.
+    """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[LogprobEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         """Take in a piece."""
+        self.pieces.append(piece)
         self.token_ids.append(piece.token_id)
         if piece.logprobs is not None:
             self.logprobs.append(piece.logprobs)

@@ -65,6 +65,14 @@ class AnswerResponse:
         self._limits = limits
         self._record = record
         self._clock = clock
+        self._feed: TokenFeed | None = None
+        self._generation: asyncio.Task[None] | None = None
+
+    def stop(self, error: ApiError) -> None:
+        """End a running answer with this error, once what has been generated is written; no news to one that is not."""
+        if self._feed is not None and self._generation is not None:
+            self._feed.fail(error)
+            self._generation.cancel()
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send.
@@ -73,11 +81,11 @@ class AnswerResponse:
             ApiError: Nothing has been sent yet; whoever called answers with it.
             Exception: A fault of ours, likewise.
         """
-        feed = TokenFeed(self._start())
+        feed = self._feed = TokenFeed(self._start())
         writer = ResponseWriter(send, self._limits.stall_s, self._clock)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
-            generation = tasks.create_task(feed.run())
+            generation = self._generation = tasks.create_task(feed.run())
             watch = tasks.create_task(_leave_with_client(receive, feed, generation))
             try:
                 await (self._write_stream(feed, writer) if self._stream else self._write_whole(feed, writer))

@@ -16,7 +16,8 @@ class ApiKeys:
     """The configured keys; with none of them, everybody may call.
 
     Args:
-        keys: Secrets that callers present as ``Authorization: Bearer KEY``.
+        keys: Secrets that callers present as ``Authorization: Bearer KEY`` or, as Anthropic's clients do, as
+            ``x-api-key: KEY``.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -26,13 +27,16 @@ class ApiKeys:
         """Return why the caller is refused, if it is."""
         if not self._digests or path in OPEN_PATHS:
             return None
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        key = key.strip()
-        if scheme.lower() != b"bearer" or not key:
+        given = [key for key in _given_keys(headers) if key]
+        if not given:
             return unauthorized(given=False)
-        given = _digest(key)
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return None if any(matches) else unauthorized(given=True)
+        accepts = [hmac.compare_digest(_digest(key), digest) for key in given for digest in self._digests]
+        return None if any(accepts) else unauthorized(given=True)
+
+
+def _given_keys(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return (key.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"").strip())
 
 
 def _digest(key: bytes) -> bytes:

@@ -13,8 +13,10 @@ from pathlib import Path
 from gateway.completions import parameters as completions
 from gateway.completions.parameters import COMPLETIONS
 from gateway.embeddings.schema import EMBEDDINGS
+from gateway.messages.parameters import TABLE as MESSAGES
 from gateway.openai_parameters import CHAT, STREAM_OPTIONS_REFUSED
 from gateway.parameter_table import ParameterTable, Refused
+from gateway.responses.parameters import TABLE as RESPONSES
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 COMMAND = "written by `python -m gateway.api_reference`"
@@ -42,6 +44,8 @@ SECTIONS = (
     Section(f"<!-- tables: {COMMAND} -->\n", CHAT, STREAM_OPTIONS_REFUSED),
     Section(f"<!-- tables of completions: {COMMAND} -->\n", COMPLETIONS, completions.STREAM_OPTIONS_REFUSED),
     Section(f"<!-- tables of embeddings: {COMMAND} -->\n", EMBEDDINGS),
+    Section(f"<!-- tables of responses: {COMMAND} -->\n", RESPONSES),
+    Section(f"<!-- tables of messages: {COMMAND} -->\n", MESSAGES),
 )
 
 

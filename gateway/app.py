@@ -14,14 +14,27 @@ from gateway.api.completions import create_completion
 from gateway.api.embeddings import create_embeddings
 from gateway.api.health import healthz, post_ping, readyz
 from gateway.api.mesh import get_mesh
+from gateway.api.messages import count_message_tokens, create_message
 from gateway.api.models import get_model, list_models
+from gateway.api.responses import (
+    Responses,
+    cancel_response,
+    compact_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from gateway.api.tokenize import detokenize, get_tokenizer_info, tokenize
 from gateway.api.version import get_version
 from gateway.api_keys import ApiKeys
 from gateway.cors import ANY_ORIGIN, CorsPolicy
 from gateway.edge import Edge
+from gateway.error_dialect import shape_error
 from gateway.openai_errors import HTTP_INTERNAL_ERROR, ApiError, internal_error
 from gateway.request_record import STATUS_CLIENT_LEFT, ClientLeft
+from gateway.responses.store import ResponseStore
 from gateway.state import GatewayState
 
 log = structlog.get_logger(__name__)
@@ -31,6 +44,15 @@ ROUTES: list[ControllerRouterHandler] = [
     create_chat_completion,
     create_completion,
     create_embeddings,
+    create_response,
+    count_input_tokens,
+    compact_response,
+    get_response,
+    delete_response,
+    cancel_response,
+    list_input_items,
+    create_message,
+    count_message_tokens,
     tokenize,
     detokenize,
     get_tokenizer_info,
@@ -58,6 +80,7 @@ def create_app(state: GatewayState) -> Litestar:
         logging_config=None,
     )
     app.state.gateway = state
+    app.state.responses = Responses(ResponseStore(state.clock))
     origins = state.cors_origins or ([ANY_ORIGIN] if state.api_keys else [])
     app.asgi_handler = Edge(
         app.asgi_handler, api_keys=ApiKeys(state.api_keys), cors=CorsPolicy(origins), clock=state.clock
@@ -66,8 +89,10 @@ def create_app(state: GatewayState) -> Litestar:
 
 
 def _answer_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
-    request.scope["state"]["record"].fields["error"] = error.code
-    return Response(error.body(), status_code=error.status, headers=error.headers, media_type="application/json")
+    record = request.scope["state"]["record"]
+    record.fields["error"] = error.code
+    status, body = shape_error(request.scope["path"], error, record.request_id)
+    return Response(body, status_code=status, headers=error.headers, media_type="application/json")
 
 
 def _answer_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

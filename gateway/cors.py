@@ -16,8 +16,8 @@ LOCAL_ORIGIN = re.compile(
     r"|(app|file|tauri|capacitor|vscode-webview|vscode-file|chrome-extension|moz-extension)://.*",
     re.IGNORECASE,
 )
-METHODS = b"GET, HEAD, POST, OPTIONS"
-EXPOSED_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
+METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"
+EXPOSED_HEADERS = b"x-request-id, request-id, retry-after, retry-after-ms, x-should-retry"
 MAX_AGE_S = 600
 """How long a browser may remember a preflight's answer."""
 

@@ -14,6 +14,8 @@ from litestar.types import ASGIApp, Receive, Send
 
 from gateway.api_keys import OPEN_PATHS, ApiKeys
 from gateway.cors import CorsPolicy, Headers
+from gateway.error_dialect import shape_error
+from gateway.messages.errors import speaks_anthropic
 from gateway.openai_errors import ApiError
 from gateway.request_record import STATUS_CLIENT_LEFT, ClientLeft, RequestRecord, choose_request_id
 from shared.clock import Clock
@@ -44,7 +46,7 @@ class Edge:
             return
         headers = dict(scope["headers"])
         record = RequestRecord(choose_request_id(headers), self._clock.monotonic())
-        extra = [(b"x-request-id", record.request_id.encode()), *self._cors.headers(headers)]
+        extra = [*_id_headers(scope["path"], record.request_id), *self._cors.headers(headers)]
         is_head = scope["method"] == "HEAD"
         try:
             await self._answer(scope, headers, record, receive, _decorated(send, record, extra, is_head=is_head))
@@ -63,7 +65,7 @@ class Edge:
         refused = self._api_keys.check(scope["path"], headers)
         if refused is not None:
             record.fields["error"] = refused.code
-            await send_error(send, refused)
+            await send_error(send, refused, path=scope["path"], request_id=record.request_id)
             return
         state = {**scope.get("state", {}), "record": record}
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -97,10 +99,18 @@ def _decorated(send: Send, record: RequestRecord, extra: Headers, *, is_head: bo
     return decorated
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """Send an error as a whole response."""
+def _id_headers(path: str, request_id: str) -> Headers:
+    """The request id under the name that callers of this path look for, and always under our own."""
+    value = request_id.encode()
+    own = [(b"x-request-id", value)]
+    return [*own, (b"request-id", value)] if speaks_anthropic(path) else own
+
+
+async def send_error(send: Send, error: ApiError, *, path: str, request_id: str) -> None:
+    """Send an error as a whole response, in the shape of its path."""
     headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_whole(send, error.status, error.body(), headers)
+    status, body = shape_error(path, error, request_id)
+    await send_whole(send, status, body, headers)
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 _UP_TO_LONE_SURROGATE = re.compile(
     rb"(?:[^\\]|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
 )
@@ -22,6 +24,14 @@ def describe_fault(data: bytes, error: Exception) -> str:
         return str(error)
     place, written = escape
     return f"the escape {written} at byte {place} is half of a surrogate pair, which is no character"
+
+
+def is_json_object(text: str) -> bool:
+    """Whether a model has written a JSON object, and nothing else."""
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def find_lone_surrogate(data: bytes) -> tuple[int, str] | None:

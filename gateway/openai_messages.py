@@ -136,11 +136,16 @@ def _read_function_call(function: object, path: str) -> dict[str, Any]:
 def _read_function(function: dict[str, Any], path: str) -> dict[str, Any]:
     name = _read_string(function.get("name"), f"{path}.name")
     arguments = _read_string(function.get("arguments", ""), f"{path}.arguments")
-    decoded = _decode_arguments(arguments, f"{path}.arguments")
+    decoded = decode_arguments(arguments, f"{path}.arguments")
     return {"type": "function", "function": {"name": name, "arguments": decoded}}
 
 
-def _decode_arguments(arguments: str, path: str) -> dict[str, Any]:
+def decode_arguments(arguments: str, path: str) -> dict[str, Any]:
+    """The arguments of a call in a history, as chat templates expect them; none for an empty string.
+
+    Raises:
+        ApiError: 400.
+    """
     if not arguments.strip():
         return {}
     try:

@@ -31,6 +31,16 @@ class FakeClock:
         heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._order), waiter))
         await waiter
 
+    def skip(self, seconds: float) -> None:
+        """Move time where nobody sleeps.
+
+        Raises:
+            ValueError: If somebody does: `advance` wakes them.
+        """
+        if self.sleepers:
+            raise ValueError("somebody sleeps")
+        self._now_s += seconds
+
     @property
     def sleepers(self) -> int:
         """How many tasks sleep now."""

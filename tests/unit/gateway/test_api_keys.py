@@ -29,6 +29,21 @@ def test_only_a_configured_key_is_accepted(header: bytes, code: str | None):
         assert refused.status == 401
 
 
+@pytest.mark.parametrize(
+    ("headers", "accepted"),
+    [
+        ({b"x-api-key": b"one"}, True),
+        ({b"x-api-key": b"three"}, False),
+        ({b"x-api-key": b""}, False),
+        ({b"x-api-key": b"two", b"authorization": b"Bearer something-else"}, True),
+        ({b"x-api-key": b"three", b"authorization": b"Bearer one"}, True),
+    ],
+)
+def test_a_key_may_come_as_x_api_key(headers: dict[bytes, bytes], accepted: bool):
+    """As Anthropic's clients send it; of two keys, one that is configured is enough."""
+    assert (ApiKeys(["one", "two"]).check("/v1/messages", headers) is None) == accepted
+
+
 def test_probes_need_no_key_and_without_keys_nobody_does():
     """Any or no Authorization is fine when no key is configured."""
     assert ApiKeys(["one"]).check("/healthz", {}) is None

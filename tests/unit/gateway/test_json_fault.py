@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.json_fault import describe_fault, find_lone_surrogate
+from gateway.json_fault import describe_fault, find_lone_surrogate, is_json_object
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,11 @@ def test_only_half_a_pair_is_found(data: bytes, found: tuple[int, str] | None):
 def test_other_faults_keep_their_words():
     """The decoder knows better what they are."""
     assert describe_fault(b"{", ValueError("Input data was truncated")) == "Input data was truncated"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("{}", True), ('{"a": 1}', True), ("", False), ("{", False), ("[]", False), ("{}x", False)]
+)
+def test_what_a_json_object_is(text: str, expected: bool):
+    """Whole, and nothing else."""
+    assert is_json_object(text) == expected
