@@ -8,7 +8,6 @@ import httpx
 import litellm
 import openai
 import pytest
-
 from conftest import HELLO, user
 
 COUNT = "1, 2, 3, 4, 5"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from langchain_openai import OpenAI
-
 from conftest import HELLO
+from langchain_openai import OpenAI
 
 COUNT = "1, 2, 3, 4, 5"
 
@@ -34,7 +33,7 @@ def test_openai_batches(server):
 
 
 def test_lm_eval_contract(server):
-    """echo with logprobs scores the prompt, and generates exactly one token."""
+    """Echo with logprobs scores the prompt, and generates exactly one token."""
     prompts = [[70, 71, 72, 73], [80, 81]]
     scored = server.openai().completions.create(
         model=server.model, prompt=prompts, echo=True, max_tokens=1, logprobs=1, temperature=0

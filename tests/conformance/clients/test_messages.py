@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import anthropic
 import pytest
-
 from conftest import HELLO, WEATHER_PARAMETERS, user
 
 COUNT = "1, 2, 3, 4, 5"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import litellm
-
 from conftest import user
 
 QUESTION = "What is 15 * 37?"

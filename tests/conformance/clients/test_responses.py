@@ -6,9 +6,8 @@ import json
 
 import openai
 import pytest
-from pydantic import BaseModel
-
 from conftest import HELLO, WEATHER_PARAMETERS
+from pydantic import BaseModel
 
 COUNT = "1, 2, 3, 4, 5"
 TOOL = {"type": "function", "name": "get_weather", "parameters": WEATHER_PARAMETERS, "strict": True}

@@ -7,9 +7,8 @@ import json
 import litellm
 import openai
 import pytest
-from pydantic import BaseModel
-
 from conftest import user
+from pydantic import BaseModel
 
 QUESTION = "Describe a person as JSON."
 

@@ -7,10 +7,9 @@ import json
 import litellm
 import openai
 import pytest
+from conftest import user
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-
-from conftest import user
 
 PARIS = {"location": "Paris \U0001f600"}
 SUNNY = "It is sunny in Paris, 21 degrees."

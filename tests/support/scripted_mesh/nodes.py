@@ -13,7 +13,7 @@ from tests.support.fleet import free_port
 from tests.support.live_node import LiveNode, running_node
 from tests.support.scripted_mesh.director import Director
 from tests.support.scripted_mesh.runner import ScriptedRunner
-from tests.support.scripted_mesh.script import MeshPart
+from tests.support.scripted_mesh.script import MeshPart, ScriptError
 
 FINGERPRINT = "scripted"
 KV_BYTES_MAX = 1 << 30
@@ -97,7 +97,13 @@ def _discard(_value: object) -> None:
 
 
 def create_nodes(mesh: MeshPart, director: Director, *, num_layers: int, context_len: int) -> list[ScriptedMeshNode]:
-    """The nodes of all hops, replicas beside each other. Needs a running event loop."""
+    """The nodes of all hops, replicas beside each other. Needs a running event loop.
+
+    Raises:
+        ScriptError: The model has fewer layers than the mesh has hops.
+    """
+    if num_layers < mesh.hops:
+        raise ScriptError(f"mesh.hops must be at most the {num_layers} layers of the model, got {mesh.hops}")
     bounds = [num_layers * hop // mesh.hops for hop in range(mesh.hops + 1)]
     return [
         ScriptedMeshNode(
