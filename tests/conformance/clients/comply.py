@@ -10,6 +10,8 @@ from pathlib import Path
 EXEMPT = {
     "chat-image-input": "the served model reads text",
     "image-input": "the served model reads text",
+    "anth-image-input": "the served model reads text",
+    "anth-thinking-display": "tried on models named claude only",
 }
 TIMEOUT_S = 100
 

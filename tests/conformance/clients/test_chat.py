@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
@@ -46,23 +47,17 @@ def test_openai_stream_helper(server):
     assert final.usage == whole.usage
 
 
-async def collect(client, call):
+async def read_asynchronously(server):
     """The text of an asynchronous stream."""
-    stream = await client.chat.completions.create(**call, stream=True)
-    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    options = {"base_url": server.base_url, "api_key": "none", "max_retries": 0, "_strict_response_validation": True}
+    async with openai.AsyncOpenAI(**options) as client:
+        stream = await client.chat.completions.create(model=server.model, messages=user("Hi"), stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
 def test_openai_async(server):
     """The same over asyncio."""
-    import asyncio
-
-    async def run():
-        async with openai.AsyncOpenAI(
-            base_url=server.base_url, api_key="none", max_retries=0, _strict_response_validation=True
-        ) as client:
-            return await collect(client, {"model": server.model, "messages": user("Hi")})
-
-    assert asyncio.run(run()) == HELLO
+    assert asyncio.run(read_asynchronously(server)) == HELLO
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conftest import user
+from langchain_core.messages import HumanMessage
 
 QUESTION = "Name a number."
 NUMBERS = {"one", "two", "three"}
@@ -29,5 +30,5 @@ def test_openai_stream_helper(server):
 
 def test_langchain(server):
     """Generations of one prompt."""
-    result = server.langchain(n=2).generate([[("human", QUESTION)]])
+    result = server.langchain(n=2).generate([[HumanMessage(QUESTION)]])
     assert len({generation.text for generation in result.generations[0]}) == 2

@@ -60,7 +60,7 @@ def test_errors(server):
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="no-such-model", max_tokens=8, messages=user("Hi"))
     with pytest.raises(anthropic.BadRequestError):
-        client.messages.create(model=server.model, max_tokens=8, messages=user("Hi"), temperature=9)
-    with pytest.raises(anthropic.APIError):
-        with client.messages.stream(model=server.model, max_tokens=64, messages=user("Break the stream.")) as stream:
-            stream.get_final_message()
+        client.messages.create(model=server.model, max_tokens=-1, messages=user("Hi"))
+    call = {"model": server.model, "max_tokens": 64, "messages": user("Break the stream.")}
+    with pytest.raises(anthropic.APIError), client.messages.stream(**call) as stream:
+        stream.get_final_message()
