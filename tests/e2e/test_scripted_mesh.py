@@ -38,6 +38,7 @@ SCRIPT: dict[str, Any] = {
             for hop in ("first", "middle", "last")
         ),
         {"match": {"contains": "never works"}, "answers": [FIVE], "faults": [{"at": 2, "kind": "error", "times": 0}]},
+        {"match": {"contains": "in the end"}, "answers": [FIVE], "faults": [{"at": 0, "kind": "miss"}]},
         {"match": {"contains": "at once"}, "answers": [FIVE], "faults": [{"at": 0, "kind": "miss", "hop": "first"}]},
     ],
 }
@@ -101,6 +102,13 @@ def test_a_fault_at_the_prompt_comes_once(mesh: RunningMesh):
     """At a hop that is not the last, which does not draw."""
     before = mesh.figures()["gateway"]["misses"]
     assert text(mesh, "at once") == FIVE
+    assert mesh.figures()["gateway"]["misses"] == before + 1
+
+
+def test_a_fault_at_the_end_of_a_long_prompt(mesh: RunningMesh):
+    """What the prompt's last words ask for is not missed at its first chunk, nor taken for another rule's."""
+    before = mesh.figures()["gateway"]["misses"]
+    assert text(mesh, "word " * 600 + "in the end") == FIVE
     assert mesh.figures()["gateway"]["misses"] == before + 1
 
 

@@ -37,6 +37,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--port", type=int, default=0, help="where the gateway listens; 0 lets the system choose")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="whose tokenizer and configs to use")
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when the process that started this does")
     parser.add_argument("flags", nargs="*", metavar="GATEWAY FLAG", help="after --; see python -m gateway --help")
     return parser.parse_args(arguments)
 
@@ -59,7 +60,8 @@ def _announce(stdout: TextIO, base_url: str) -> None:
 def main() -> int:
     """Run the command; what is wrong with script or flags is one line."""
     arguments = parse_arguments()
-    exit_with_parent()
+    if arguments.exit_with_parent:
+        exit_with_parent()
     configure_logging(level=arguments.log_level, json=None)
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of what a gateway does on purpose
     try:

@@ -82,9 +82,16 @@ class Director:
             return known
 
     def faults(self, hop: int, step: Step, history: Sequence[int]) -> list[Fault]:
-        """What goes wrong at this hop now that `history` has entered it. What is returned counts as having happened."""
+        """What goes wrong at this hop now that `history` has entered it. What is returned counts as having happened.
+
+        A hop that is not last cannot tell where a prompt ends, so its first chunk counts as the whole; the last one
+        can: it draws.
+        """
+        waits = hop == self._script.mesh.hops - 1 and step.output_len == 0
         with self._lock:
             plan = self._plans.get(step.session)
+            if waits and plan is None:
+                return []
             rule = plan.rule if plan else self._rule(history)
             if rule is None or not rule.faults:
                 return []

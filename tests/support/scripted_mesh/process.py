@@ -72,7 +72,14 @@ def running_scripted_mesh(
         file = script if isinstance(script, Path) else Path(folder) / "script.json"
         if not isinstance(script, Path):
             file.write_text(json.dumps(script))
-        arguments = ["--script", str(file), "--port", "0", *(["--model", str(model)] if model else [])]
+        arguments = [
+            "--script",
+            str(file),
+            "--port",
+            "0",
+            "--exit-with-parent",
+            *(["--model", str(model)] if model else []),
+        ]
         command = [sys.executable, "-m", __package__, *arguments, "--", *flags]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, cwd=REPO, env=child_env(), text=True
