@@ -45,9 +45,9 @@ def prompt_logprob(before: int, token: int) -> float:
     return math.log((1 + mix(before, token) % (_SHARES // 2)) / _SHARES)
 
 
-def logprob_tensors(rows: Sequence[Row]) -> dict[str, WireTensor]:
-    """Rows of one width as `logprobs` and `logprob_ids`."""
-    shape = (len(rows), len(rows[0]) if rows else 1)
+def logprob_tensors(rows: Sequence[Row], *, alternatives: int) -> dict[str, WireTensor]:
+    """Rows with so many alternatives as `logprobs` and `logprob_ids`."""
+    shape = (len(rows), 1 + alternatives)
     pairs = [pair for row in rows for pair in row]
     values = struct.pack(f"<{len(pairs)}f", *(logprob for _, logprob in pairs))
     ids = struct.pack(f"<{len(pairs)}i", *(token for token, _ in pairs))

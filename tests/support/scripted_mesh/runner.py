@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from shard.runner import Pass, PassOutput
 from shared.errors import CacheMissed, MeshError, StepFailed
 from shared.layers import LayerRange
-from shared.messages import Step
+from shared.messages import SAMPLING_FIELDS, SamplingParams, Step
 from shared.tensor_spec import WireTensor
-from tests.support.fake_runner import CANCEL_POLL_S, HIDDEN_SIZE, read_hidden, read_ids, write_hidden
+from tests.support.fake_runner import CANCEL_POLL_S, HIDDEN_SIZE, FakeMatcher, read_hidden, read_ids, write_hidden
 from tests.support.scripted_mesh.director import Director
 from tests.support.scripted_mesh.logprobs import (
     Row,
@@ -38,6 +38,10 @@ class IdCache:
     def nbytes(self) -> int:
         """One each, as `ScriptedRunner.kv_bytes_per_token` says."""
         return len(self.ids)
+
+    def copy(self) -> IdCache:
+        """One of its own."""
+        return IdCache(list(self.ids))
 
 
 @dataclass(kw_only=True)
@@ -71,6 +75,25 @@ class ScriptedRunner:
         """True of the last hop."""
         return self.layers.end == self.num_layers
 
+    @property
+    def vocab_size(self) -> int:
+        """Of the served model's tokenizer."""
+        return self.director.coder.vocab_size
+
+    @property
+    def sampling_fields(self) -> tuple[str, ...]:
+        """All, so that every call is let through: the script has drawn already."""
+        return SAMPLING_FIELDS
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """As a real stage."""
+        return ("score", "embed") if self.returns_token_ids else ()
+
+    def new_matcher(self, _params: SamplingParams) -> FakeMatcher:
+        """A grammar that allows anything."""
+        return FakeMatcher()
+
     def memory_free_bytes(self) -> int:
         """Enough."""
         return 1 << 30
@@ -87,9 +110,11 @@ class ScriptedRunner:
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != shape:
             raise StepFailed("bad_step", f"{name} must have shape {list(shape)}", field=name)
-        if max(self._read(tensors)) >= self.director.coder.vocab_size:
-            limit = self.director.coder.vocab_size
-            raise StepFailed("bad_step", f"{name} must be below {limit}", field=name, limit=limit)
+        if max(self._read(tensors)) >= self.vocab_size:
+            raise StepFailed("bad_step", f"{name} must be below {self.vocab_size}", field=name, limit=self.vocab_size)
+        targets = tensors.get("target_ids")
+        if step.score is not None and (targets is None or targets.shape != (1, step.new_len)):
+            raise StepFailed("bad_step", f"target_ids must have shape [1, {step.new_len}]", field="target_ids")
 
     def run(self, passes: Sequence[Pass]) -> list[PassOutput | MeshError]:
         """One after the other."""
@@ -128,10 +153,13 @@ class ScriptedRunner:
             return PassOutput(tensors={"hidden_states": write_hidden(entering[-wanted:])} if wanted else {})
         if step.pool is not None:
             return PassOutput(tensors=embedding_tensor(entering if step.pool == "mean" else entering[-1:]))
-        rows = self._scored(step, each.tensors, entering) if step.score is not None else []
         drawn, row = self._draw(each, history) if wanted else (None, None)
-        rows += [row] if row and not rows else []
-        return PassOutput(token_ids=None if drawn is None else (drawn,), tensors=logprob_tensors(rows) if rows else {})
+        token_ids = None if drawn is None else (drawn,)
+        if step.score is not None:
+            scored = self._scored(step.score, each.tensors, entering)
+            return PassOutput(logprob_tensors(scored, alternatives=step.score), token_ids)
+        tensors = {} if row is None else logprob_tensors([row], alternatives=len(row) - 1)
+        return PassOutput(tensors, token_ids)
 
     def _draw(self, each: Pass, history: Sequence[int]) -> tuple[int, Row | None]:
         if each.sampling is None:
@@ -144,14 +172,12 @@ class ScriptedRunner:
             return token, None
         return token, self._row(token, plan.logprob(at), each.sampling.logprobs, history[-1])
 
-    def _scored(self, step: Step, tensors: Mapping[str, WireTensor], entering: Sequence[int]) -> list[Row]:
-        targets = read_ids(tensors["target_ids"])
-        pairs = [(before, target) for before, target in zip(entering, targets, strict=True) if target >= 0]
-        return [self._row(target, prompt_logprob(before, target), step.score or 0, before) for before, target in pairs]
+    def _scored(self, alternatives: int, tensors: Mapping[str, WireTensor], entering: Sequence[int]) -> list[Row]:
+        pairs = zip(entering, read_ids(tensors["target_ids"]), strict=True)
+        return [self._row(to, prompt_logprob(before, to), alternatives, before) for before, to in pairs if to >= 0]
 
     def _row(self, token: int, logprob: float, alternatives: int, before: int) -> Row:
-        vocab_size = self.director.coder.vocab_size
-        return logprob_row(token, logprob, alternatives=alternatives, vocab_size=vocab_size, seed=before)
+        return logprob_row(token, logprob, alternatives=alternatives, vocab_size=self.vocab_size, seed=before)
 
 
 def take_time(seconds: float, each: Pass) -> None:
