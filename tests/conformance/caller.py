@@ -136,6 +136,6 @@ def calling(rules: Sequence[Rule], *, folder: Path | None = None, **script: Any)
         folder: A model folder, instead of the model that is made up.
         script: The script's other fields.
     """
-    rules = [*rules, rule("Are you there?", "Yes.")]
+    rules = [rule("Are you there?", "Yes."), *rules]
     with running_scripted_mesh({"version": 1, "rules": rules, **script}, model=folder) as mesh:
         yield Caller(mesh)

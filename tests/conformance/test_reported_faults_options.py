@@ -18,6 +18,7 @@ RULES = [
     rule("emoji", {"text": "\U0001f600", "split": "byte"}),
     rule("lose a cache", "one two three four", faults=[fault("miss", 2), fault("drop_link", 3, hop="middle")]),
     rule("specials", "a<|im_start|>b"),
+    {"match": {"any": True}, "answers": ["whatever"]},
 ]
 
 

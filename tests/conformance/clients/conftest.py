@@ -39,6 +39,10 @@ class Server:
         options = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True, **options}
         return openai.OpenAI(base_url=self.base_url, **options)
 
+    def lax_openai(self) -> openai.OpenAI:
+        """For the few answers in which OpenAI's own servers, too, give null or text where its SDK's types have none."""
+        return self.openai(_strict_response_validation=False)
+
     def anthropic(self) -> anthropic.Anthropic:
         """Likewise."""
         root = self.base_url.removesuffix("/v1")

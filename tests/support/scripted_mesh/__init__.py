@@ -35,7 +35,8 @@ The script is JSON, version 1. A field that is not described here is refused wit
     ``answers`` (required)
         Given in turn, from the first again after the last. A seed decides: each new pair of prompt and seed takes the
         next answer, and the same pair the same one again. Callers that name no seed have a fresh one per call. The
-        choices of one call have different ones, and so different answers, in the order in which they begin. A string is short for ``{"text": STRING}``. Otherwise:
+        choices of one call have different ones, and so different answers, in the order in which they begin. A string
+        is short for ``{"text": STRING}``. Otherwise:
 
         ``text``, ``tokens`` or ``pieces``
             A text, in which control tokens such as ``<think>`` and ``<tool_call>`` are recognized; token ids; or
