@@ -9,6 +9,7 @@ from pathlib import Path
 
 EXEMPT = {
     "chat-image-input": "the served model reads text",
+    "chat-reasoning-summary": "sends the Responses API's `reasoning` to chat completions, where it is refused by name",
     "image-input": "the served model reads text",
     "anth-image-input": "the served model reads text",
     "anth-thinking-display": "tried on models named claude only",

@@ -29,5 +29,7 @@ test("ai: generateObject", async () => {
 });
 
 test("ai: streamObject", async () => {
-  assert.deepEqual(await streamObject({ model: chatModel, prompt, schema, maxRetries: 0 }).object, ADA);
+  const result = streamObject({ model: chatModel, prompt, schema, maxRetries: 0 });
+  for await (const _ of result.partialObjectStream);
+  assert.deepEqual(await result.object, ADA);
 });
