@@ -8,18 +8,24 @@ TORCH_INDEX ?=
 # Which Python makes the environment; found if not given.
 PYTHON ?=
 
+# The clients that `make conformance` tries are in environments of their own: their pins are not ours.
+CONFORMANCE_VENV ?= .venv-conformance
+CONFORMANCE = tests/conformance
+
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
+PYTHON_CLIENTS_STAMP = $(CONFORMANCE_VENV)/.installed
+NODE_CLIENTS_STAMP = $(CONFORMANCE)/node/node_modules/.installed
 # make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
 
-.PHONY: help up pull test check lint format docs bench clean
+.PHONY: help up pull test check conformance lint format docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= THREADS= DTYPE= DEVICE=
 	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet up --exit-with-parent $(UP_FLAGS)
@@ -32,6 +38,9 @@ test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 adds those that 
 
 check: lint ## What a change must pass: style, types, import contracts, tests.
 	$(MAKE) test
+
+conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## Try other people's clients. ONLY="chat tools"
+	$(VENV)/bin/python -m tests.conformance --venv '$(CONFORMANCE_VENV)' $(if $(ONLY),--only $(ONLY))
 
 lint: $(DEV_STAMP) ## Style, types and import contracts.
 	$(VENV)/bin/ruff check
@@ -49,8 +58,8 @@ docs: $(DEV_STAMP) ## Write docs/settings.md from the commands' flags.
 bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
 	$(VENV)/bin/python -m benchmarks
 
-clean: ## Remove the environment. Models stay in the cache folder.
-	rm -rf $(VENV)
+clean: ## Remove the environments. Models stay in the cache folder.
+	rm -rf $(VENV) $(CONFORMANCE_VENV) $(CONFORMANCE)/node/node_modules
 
 $(VENV)/bin/python:
 	@set -e; python=$$(sh .ci/find-python.sh $(PYTHON)); echo "creating $(VENV) with $$python"; \
@@ -68,3 +77,14 @@ $(RUN_STAMP): pyproject.toml | $(VENV)/.torch
 $(DEV_STAMP): pyproject.toml | $(VENV)/.torch
 	$(PIP) install -e '.[gateway,shard,dev]'
 	@touch $@ $(RUN_STAMP)
+
+$(PYTHON_CLIENTS_STAMP): $(CONFORMANCE)/requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv --clear $(CONFORMANCE_VENV)
+	$(CONFORMANCE_VENV)/bin/python -m pip --disable-pip-version-check install -r $(CONFORMANCE)/requirements.txt
+	@touch $@
+
+$(NODE_CLIENTS_STAMP): $(CONFORMANCE)/node/package.json
+	@node -e 'process.exit(+(parseInt(process.versions.node) < 20))' 2>/dev/null || { \
+	echo "error: make conformance needs Node 20 or newer, for npm's clients; node is: $$(node --version 2>&1 || true)" >&2; exit 1; }
+	npm install --prefix $(CONFORMANCE)/node --no-audit --no-fund --no-package-lock
+	@touch $@

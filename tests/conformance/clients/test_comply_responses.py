@@ -1,0 +1,10 @@
+"""llm-comply on Open Responses."""
+
+from __future__ import annotations
+
+from comply import check_report, run_comply
+
+
+def test_open_responses(server):
+    """Every test that applies to a text model."""
+    check_report(run_comply(server.base_url, server.reasoning_model, "open-responses"))
