@@ -52,8 +52,10 @@ format: $(DEV_STAMP) ## Let ruff lay out the code.
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
-docs: $(DEV_STAMP) ## Write docs/settings.md from the commands' flags.
+docs: $(DEV_STAMP) ## Write the pages that are made from the code: settings, parsers, parameters.
 	$(VENV)/bin/python -m tests.support.settings_docs > docs/settings.md
+	$(VENV)/bin/python -m tests.support.parser_docs
+	$(VENV)/bin/python -m gateway.api_reference
 
 bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
 	$(VENV)/bin/python -m benchmarks

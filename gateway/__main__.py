@@ -97,7 +97,7 @@ def read_tokenizer(settings: GatewaySettings, folder: ModelFolder) -> ChatTokeni
         SettingError: It cannot be used.
     """
     try:
-        return load_tokenizer(folder.path, context_len=settings.context_len)
+        return load_tokenizer(folder.path, context_len=settings.context_len, parsers=settings.parsers)
     except (TokenizerError, ModelUnavailable) as error:
         raise SettingError("--model", error.message) from error
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gateway.answer import mint_call_id
 from gateway.answer_grammar import AnswerShape, ReasoningMarkers
@@ -15,24 +16,35 @@ from gateway.parsing.families import FAMILIES, create_parser
 from gateway.parsing.parser import OutputParser
 
 SHORT_ID_CHARS = 9
+NO_FAMILY = FamilyChoice(None, None)
 _HARMONY_REASONING = ReasoningMarkers(
     opener=("<|channel|>", "analysis", "<|message|>"), closer="<|end|>", after=("<|start|>", "assistant")
 )
 _HARMONY_CONTENT = ("<|channel|>", "final", "<|message|>")
 
 
-def answer_parser(families: FamilyChoice, tools: ToolsAsked, prompt_tail: str) -> OutputParser:
+OwnParser = Callable[[str, Sequence[Mapping[str, Any]]], OutputParser]
+"""Makes the parser that a tokenizer brings, of the prompt's end and the tools."""
+
+
+def answer_parser(
+    families: FamilyChoice, tools: ToolsAsked, prompt_tail: str, own_parser: OwnParser | None = None
+) -> OutputParser:
     """A fresh parser for one answer. Where no tool may be called, what looks like a call stays content.
 
     Args:
         families: The model's.
         tools: Those that it may call.
         prompt_tail: The end of the rendered prompt, which may have opened the reasoning.
+        own_parser: The tokenizer's own, which reads for a model of no known family.
     """
+    definitions = [tool.definition for tool in tools.tools]
+    if own_parser is not None and families == NO_FAMILY and tools.mode != "none":
+        return own_parser(prompt_tail, definitions)
     return create_parser(
         tool_family=None if tools.mode == "none" else families.tools,
         reasoning_family=families.reasoning,
-        tools=[tool.definition for tool in tools.tools],
+        tools=definitions,
         prompt_tail=prompt_tail,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from gateway.generation import GenerationSettings
+from gateway.parser_choice import AUTO, REASONING_PARSERS, TOOL_PARSERS, ParserNames
 from gateway.response_writer import StreamLimits
 from gateway.settings import GatewaySettings, parse_node_url
 from gateway.state import BODY_BYTES_MAX
@@ -55,6 +56,23 @@ _MODEL = (
         metavar="TOKENS",
         type=click.IntRange(1),
         show_default="what the model was trained for",
+    ),
+    option(
+        "--tool-parser",
+        "TOOL_PARSER",
+        "How the model writes tool calls: 'auto' goes by its chat template, 'none' leaves calls in the text, or a name "
+        "of docs/parsers.md.",
+        default=AUTO,
+        metavar="NAME",
+        type=click.Choice(TOOL_PARSERS),
+    ),
+    option(
+        "--reasoning-parser",
+        "REASONING_PARSER",
+        "How the model marks its reasoning: as --tool-parser.",
+        default=AUTO,
+        metavar="NAME",
+        type=click.Choice(REASONING_PARSERS),
     ),
 )
 
@@ -194,6 +212,7 @@ def read_settings(options: dict[str, Any]) -> GatewaySettings:
         cache_dir=options["cache_dir"],
         served_names=tuple(dict.fromkeys(options["served_model_name"])),
         context_len=options["context_len"],
+        parsers=ParserNames(options["tool_parser"], options["reasoning_parser"]),
         nodes=tuple(dict.fromkeys(options["node"])),
         mesh_token=options["mesh_token"] or None,
         host=options["host"],

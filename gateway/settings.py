@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.generation import GenerationSettings
+from gateway.parser_choice import ParserNames
 from gateway.response_writer import StreamLimits
 from shared.options import SettingError
 
@@ -42,6 +43,7 @@ class GatewaySettings:
     cache_dir: Path | None
     served_names: tuple[str, ...]
     context_len: int | None
+    parsers: ParserNames
     nodes: tuple[str, ...]
     mesh_token: str | None
     host: str

@@ -23,6 +23,7 @@ from gateway.detokenizer import REPLACEMENT, ByteDetokenizer, Detokenizer, Piece
 from gateway.encode_pool import EncodePool
 from gateway.openai_errors import ApiError
 from gateway.openai_messages import ChatMessage
+from gateway.parser_choice import AS_TOLD, ParserNames, own_parser
 from gateway.parsing.choice import choose_family
 from gateway.prompt_bound import bytes_per_token_max, tokens_min
 from gateway.template_probe import PROBE, TEMPLATE_FAULTS
@@ -80,6 +81,7 @@ class ChatTokenizer:
         eos_ids: Ids that end an answer.
         context_len: Positions of the model's window.
         sampling_defaults: What the model's generation config recommends, of `SAMPLING_DEFAULT_BOUNDS`.
+        parsers: How tool calls and reasoning are read, where that is not left to the chat template.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class ChatTokenizer:
         eos_ids: frozenset[int],
         context_len: int,
         sampling_defaults: Mapping[str, float],
+        parsers: ParserNames = AS_TOLD,
     ) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
@@ -102,7 +105,8 @@ class ChatTokenizer:
         self.ids_end = max(self._backend.get_vocab().values()) + 1
         added = tokenizer.added_tokens_decoder
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
-        self.families = choose_family(self.template.source, self._added_ids)
+        self.families = parsers.choose(choose_family(self.template.source, self._added_ids))
+        self.own_parser = own_parser(tokenizer) if parsers == AS_TOLD else None
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         state = self._backend.decoder.__getstate__() if self._backend.decoder else b"null"
         self._piece = piece_function(json.loads(state))
@@ -272,12 +276,13 @@ class ChatTokenizer:
             raise PromptTooLong(least)
 
 
-def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatTokenizer:
+def load_tokenizer(folder: Path, *, context_len: int | None = None, parsers: ParserNames = AS_TOLD) -> ChatTokenizer:
     """Read tokenizer, chat template, end tokens, window and sampling defaults from a Hugging Face folder.
 
     Args:
         folder: Holds ``tokenizer.json``, ``config.json`` and what belongs to them.
         context_len: Overrides the window that the config names.
+        parsers: Override what the chat template tells of tool calls and reasoning.
 
     Raises:
         TokenizerError: If there is no usable tokenizer, or no window is known.
@@ -301,6 +306,7 @@ def load_tokenizer(folder: Path, *, context_len: int | None = None) -> ChatToken
         eos_ids=eos_ids,
         context_len=window,
         sampling_defaults=_sampling_defaults(folder / "generation_config.json"),
+        parsers=parsers,
     )
 
 

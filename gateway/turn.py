@@ -97,7 +97,7 @@ async def prepare_turn(chat: ChatRequest, gateway: GatewayState, *, size: int, r
 def _create_answer(
     chat: ChatRequest, tokenizer: ChatTokenizer, prompt: Prompt, generation: GenerationRequest
 ) -> Answer:
-    parser = answer_parser(tokenizer.families, chat.tools, prompt.tail)
+    parser = answer_parser(tokenizer.families, chat.tools, prompt.tail, tokenizer.own_parser)
     return Answer(
         tokenizer.detokenizer(prompt.ids, parser.special_tokens if chat.answer.skip_special_tokens else None),
         parser,
