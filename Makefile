@@ -54,7 +54,7 @@ format: $(DEV_STAMP) ## Let ruff lay out the code.
 
 docs: $(DEV_STAMP) ## Write the pages that are made from the code: settings, parsers, parameters.
 	$(VENV)/bin/python -m tests.support.settings_docs > docs/settings.md
-	$(VENV)/bin/python -m tests.support.parser_docs
+	$(VENV)/bin/python -m tests.support.parser_docs > docs/parsers.md
 	$(VENV)/bin/python -m gateway.api_reference
 
 bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
