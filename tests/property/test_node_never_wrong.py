@@ -78,6 +78,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.sent: dict[str, list[int]] = {}
         self.epochs: dict[str, int] = {}
         self.sampling: dict[str, SamplingParams] = {}
+        self.drawn: dict[str, SamplingParams] = {}
         self.step_index = 0
 
     def ask(self, step: Step, ids: list[int], fault: Fault) -> StepResult | CacheMiss | Error:
@@ -107,25 +108,26 @@ class NodeMachine(RuleBasedStateMachine):
             sampling=None if cache == "decode" else self.sampling.get(session, PLAIN),
         )
 
-    def check(self, message: StepResult | CacheMiss | Error, history: list[int]) -> bool:
+    def check(self, message: StepResult | CacheMiss | Error, history: list[int], sampling: SamplingParams) -> bool:
         """Whether the step was served; then its token must be right."""
         if not isinstance(message, StepResult):
             assert isinstance(message, CacheMiss) or message.code in ANSWER_CODES, message
             return False
-        assert list(message.token_ids or ()) == expected_tokens(history, 1, num_layers=2)
+        assert list(message.token_ids or ()) == expected_tokens(history, 1, num_layers=2, sampling=sampling)
         return True
 
     @rule(session=SESSIONS, ids=IDS, fault=FAULTS, sampling=SAMPLING)
     def prefill(self, session: str, ids: list[int], fault: Fault, sampling: SamplingParams = PLAIN) -> None:
         """A new history, which counts only once it was served."""
         self.sampling[session] = sampling
-        if self.check(self.ask(self.step(session, ids, "prefill"), ids, fault), ids):
-            self.sent[session] = list(ids)
+        if self.check(self.ask(self.step(session, ids, "prefill"), ids, fault), ids, sampling):
+            self.sent[session], self.drawn[session] = list(ids), sampling
 
     @rule(session=SESSIONS, ids=IDS, fault=FAULTS)
     def stateless(self, session: str, ids: list[int], fault: Fault) -> None:
         """Served beside the session, which it must not touch."""
-        self.check(self.ask(self.step(session, ids, None), ids, fault), ids)
+        step = self.step(session, ids, None)
+        self.check(self.ask(step, ids, fault), ids, step.sampling or PLAIN)
 
     @rule(session=SESSIONS, ids=IDS, fault=FAULTS, sampling=SAMPLING, twice=st.booleans())
     def decode(self, session: str, ids: list[int], fault: Fault, sampling: SamplingParams, twice: bool) -> None:
@@ -134,7 +136,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.prefill(session, ids, "none", sampling)
         held = self.sent.get(session, [])
         step = self.step(session, ids, "decode", len(held))
-        if not self.check(self.ask(step, ids, fault), held + ids):
+        if not self.check(self.ask(step, ids, fault), held + ids, self.drawn.get(session, PLAIN)):
             return
         self.sent[session] = held + ids
         if twice:
@@ -157,9 +159,10 @@ class NodeMachine(RuleBasedStateMachine):
         )
         self.executor.fork(QueuedFork(fork, None))
         if session != copy:
-            self.sent[copy] = held
+            self.sent[copy], self.drawn[copy] = held, sampling or self.drawn.get(session, PLAIN)
         ids = [1]
-        if self.check(self.ask(self.step(copy, ids, "decode", len(held)), ids, "none"), held + ids):
+        answer = self.ask(self.step(copy, ids, "decode", len(held)), ids, "none")
+        if self.check(answer, held + ids, self.drawn.get(copy, PLAIN)):
             self.sent[copy] = held + ids
 
     @rule(session=SESSIONS, ids=IDS, past_len=st.integers(0, 12))
@@ -167,7 +170,7 @@ class NodeMachine(RuleBasedStateMachine):
         """A position that is not the held one is a miss."""
         message = self.ask(self.step(session, ids, "decode", past_len), ids, "none")
         held = self.sent.get(session, [])
-        if past_len == len(held) and self.check(message, held + ids):
+        if past_len == len(held) and self.check(message, held + ids, self.drawn.get(session, PLAIN)):
             self.sent[session] = held + ids
         elif past_len != len(held):
             assert isinstance(message, CacheMiss)

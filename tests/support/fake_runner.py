@@ -17,7 +17,7 @@ from shared.errors import MeshError, StepFailed
 from shared.layers import LayerRange
 from shared.messages import SAMPLING_FIELDS, SamplingParams, Step
 from shared.tensor_spec import WireTensor
-from tests.support.fake_model import draw, run_layer
+from tests.support.fake_model import draw, mix, run_layer
 
 KV_BYTES_PER_TOKEN_AND_LAYER = 100
 HIDDEN_SIZE = 4
@@ -185,7 +185,8 @@ class FakeRunner:
             return PassOutput(tensors={"hidden_states": write_hidden(values[-output_len:])})
         if sampling is None:
             raise ValueError("the executor lets no last hop sample without parameters")
-        token = draw(values[-1], self.vocab_size, sampling, step.past_len + step.new_len)
+        history = mix(0, *each.history) if each.history is not None else 0
+        token = draw(values[-1], self.vocab_size, sampling, step.past_len + step.new_len, history)
         if sampling.logprobs is not None and step.score is None:
             tensors = write_logprobs([token], sampling.logprobs, self.vocab_size)
         return PassOutput(text=text_of(token)) if self.text_tail else PassOutput(tensors, token_ids=(token,))
