@@ -17,11 +17,17 @@ NO_ARGUMENTS: Mapping[str, Any] = {"properties": {}, "additionalProperties": Fal
 
 
 def write_calls(writer: GrammarWriter, form: CallFormat, offered: Sequence[Tool], *, many: bool) -> Parts:
-    """One call, or several."""
+    """One call, or several.
+
+    White space that stands between calls may also come after the last: a model that has written it is not bound to
+    call again, and many write it before they end.
+    """
     whole = [*writer.literals(form.opener), *write_opened_calls(writer, form, offered, many=many)]
-    if many and form.wraps_each and form.separator is not None:
-        return repeated(whole, writer.literals(*form.separator))
-    return whole
+    if not many or not form.wraps_each or form.separator is None:
+        return whole
+    separator = writer.literals(*form.separator)
+    trailing = optional(separator) if "".join(form.separator).isspace() else []
+    return [*repeated(whole, separator), *trailing]
 
 
 def write_opened_calls(writer: GrammarWriter, form: CallFormat, offered: Sequence[Tool], *, many: bool) -> Parts:

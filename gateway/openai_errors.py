@@ -133,7 +133,7 @@ def context_length_exceeded(
 
 def model_not_found(model: str, served: str) -> ApiError:
     """A model that this server does not serve."""
-    message = f"The model {quoted(model)} does not exist here; this server serves {served!r}."
+    message = f"The model {quoted(model)} does not exist here; this server serves {served!r}, also as 'default'."
     return ApiError(404, message, param="model", code="model_not_found")
 
 

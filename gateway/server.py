@@ -92,9 +92,9 @@ def ended_by_signals(server: GatewayServer) -> Iterator[None]:
 
     def on_signal(number: int) -> None:
         if server.should_exit:
-            log.warning("gateway.killed", signal=number)
+            log.warning("gateway.killed", signal=signal.Signals(number).name)
             os._exit(128 + number)
-        log.info("gateway.draining", signal=number)
+        log.info("gateway.draining", signal=signal.Signals(number).name)
         server.should_exit = True
 
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -211,7 +211,7 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def on_signal(number: int) -> None:
         if seen:
-            log.warning("node.killed", signal=number)
+            log.warning("node.killed", signal=signal.Signals(number).name)
             os._exit(128 + number)
         seen.append(number)
         stop()

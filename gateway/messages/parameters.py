@@ -34,7 +34,9 @@ TABLE = ParameterTable(
     harmless={
         "metadata": Harmless("an object", (dict,), "identifies the caller to the provider"),
         "service_tier": Harmless("a string", (str,), "there is one tier, `standard`"),
-        "cache_control": Harmless("an object", (dict,), "prompts are cached as the mesh sees fit"),
+        "cache_control": Harmless(
+            "an object", (dict,), "no prompt is kept between calls, so there is nothing to control"
+        ),
         "inference_geo": Harmless("a string", (str,), "the mesh is where its machines are"),
         "speed": Harmless("a string", (str,), "there is one speed"),
         "diagnostics": Harmless("an object", (dict,), "asks about a cache that is not shown"),

@@ -27,7 +27,7 @@ _AS_IN_CHAT = (
 )
 """Not of OpenAI's Responses API, and read by the same code as for chat completions."""
 _CALLER = "identifies the caller to the provider"
-_CACHE = "prompts are cached as the mesh sees fit"
+_CACHE = "no prompt is kept between calls, so there is nothing to control"
 _BACKGROUND = "a response is made while its caller waits"
 _CHAT = "it belongs to chat completions; here it is"
 

@@ -157,6 +157,8 @@ def _read_format(given: Mapping[str, Any]) -> FormatAsked:
     read_string(given, "description", path=f"{path}.description")
     read_boolean(given, "strict", path=f"{path}.strict")
     schema = check_object(required(given, "schema", f"{path}.schema"), f"{path}.schema")
+    if schema.get("type", "object") != "object":
+        raise invalid_value(f"{path}.schema", "expected a schema of type 'object'")
     return FormatAsked(kind="json_schema", value=schema, param=f"{path}.schema")
 
 

@@ -11,7 +11,7 @@ import click
 
 from shared.cli.options import model_argument, plan_options, refresh_option, up_options
 from shared.models.catalogue import CATALOGUE
-from shared.options import cache_dir_option
+from shared.options import SettingError, cache_dir_option
 from shared.version import SOFTWARE, VERSION
 
 _HAND_OVER = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -46,7 +46,13 @@ def up(**options: Any) -> None:
     meshnet up --model Qwen/Qwen2.5-1.5B-Instruct
     meshnet up --model ./my-model.gguf --dtype float32
     """  # noqa: D301 - as above
-    from shared.cli.plan import API_KEYS_VARIABLE, UpSettings, split_api_keys  # noqa: PLC0415 - --help should not wait for imports
+    from shared.cli.plan import (  # noqa: PLC0415 - --help should not wait for imports
+        API_KEYS_VARIABLE,
+        MESH_TOKEN_VARIABLE,
+        UpSettings,
+        check_exposure,
+        split_api_keys,
+    )
     from shared.cli.up import run_up  # noqa: PLC0415 - as above
     from shared.parent_watch import exit_with_parent  # noqa: PLC0415 - as above
 
@@ -55,6 +61,10 @@ def up(**options: Any) -> None:
     log_format = "text" if sys.stderr.isatty() else "json"
     api_keys = split_api_keys(os.environ.get(API_KEYS_VARIABLE, ""))
     settings = UpSettings(**options, log_format=log_format, api_keys=api_keys)
+    try:
+        check_exposure(settings, has_mesh_token=bool(os.environ.get(MESH_TOKEN_VARIABLE)))
+    except SettingError as error:
+        raise click.UsageError(str(error)) from error
     sys.exit(run_up(settings))
 
 

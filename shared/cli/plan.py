@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.layers import LayerRange
+from shared.options import SettingError
+from shared.websocket import is_loopback
 
 API_KEYS_VARIABLE = "MESHNET_API_KEYS"
+MESH_TOKEN_VARIABLE = "MESHNET_MESH_TOKEN"  # noqa: S105 - its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,28 @@ class UpSettings:
 def split_api_keys(variable: str) -> tuple[str, ...]:
     """The keys in `API_KEYS_VARIABLE`, apart by commas or spaces as the gateway reads them."""
     return tuple(variable.replace(",", " ").split())
+
+
+def check_exposure(settings: UpSettings, *, has_mesh_token: bool) -> None:
+    """Refuse at once what the gateway would refuse once everything else has been started.
+
+    Raises:
+        SettingError: Listening beyond this machine for everyone.
+    """
+    host = f"[{settings.host}]" if ":" in settings.host and "[" not in settings.host else settings.host
+    if settings.insecure or is_loopback(f"ws://{host}"):
+        return
+    absent = [
+        name
+        for name, is_given in ((API_KEYS_VARIABLE, settings.api_keys), (MESH_TOKEN_VARIABLE, has_mesh_token))
+        if not is_given
+    ]
+    if absent:
+        raise SettingError(
+            "--host",
+            f"{settings.host} is beyond this machine, where anyone could use the mesh: "
+            f"set {' and '.join(absent)}, or give --insecure if that is meant",
+        )
 
 
 def threads_per_node(cores: int, nodes: int) -> int:

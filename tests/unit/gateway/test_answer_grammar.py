@@ -202,6 +202,8 @@ def test_several_calls_may_be_forced_unless_the_caller_wants_one(tokenizer: Chat
         verdict(answer_grammar(FREE, tools, shape(tokenizer, "hermes")), two) for tools in (many, single, named)
     ]
     assert verdicts == ["accepted", "refused", "refused"]
+    trailing = answer_grammar(FREE, many, shape(tokenizer, "hermes"))
+    assert verdict(trailing, f"{HERMES_F}\n") == "accepted", "a line break after a call does not force another"
     assert verdict(answer_grammar(FREE, named, shape(tokenizer, "hermes")), HERMES_G) == "refused"
 
 

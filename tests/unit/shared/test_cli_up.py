@@ -18,7 +18,14 @@ from click.testing import CliRunner
 
 from shared.cli import __main__ as cli
 from shared.cli.children import TAIL_LINES, Child, describe_exit, start_child
-from shared.cli.plan import UpSettings, gateway_command, node_command, split_api_keys, threads_per_node
+from shared.cli.plan import (
+    UpSettings,
+    check_exposure,
+    gateway_command,
+    node_command,
+    split_api_keys,
+    threads_per_node,
+)
 from shared.cli.signals import REPEAT_WINDOW_S, Wishes
 from shared.cli.up import require_free_port
 from shared.cli.welcome import ready_text
@@ -233,3 +240,26 @@ def test_help_is_quick_to_read(arguments: list[str]):
     output = CliRunner().invoke(cli.main, arguments).output
     assert "Usage: " in output
     assert len(output.splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    ("host", "env", "named"),
+    [
+        ("0.0.0.0", {}, ["MESHNET_API_KEYS", "MESHNET_MESH_TOKEN"]),
+        ("::", {"MESHNET_API_KEYS": "k"}, ["MESHNET_MESH_TOKEN"]),
+        ("10.1.2.3", {"MESHNET_MESH_TOKEN": "t"}, ["MESHNET_API_KEYS"]),
+    ],
+)
+def test_listening_for_everyone_is_refused_before_anything_starts(host: str, env: dict[str, str], named: list[str]):
+    """What is absent is named by the variable that would give it; nothing has been fetched or started."""
+    clean = {"MESHNET_API_KEYS": "", "MESHNET_MESH_TOKEN": "", **env}
+    result = CliRunner().invoke(cli.main, ["up", "--host", host, "--model", "/nowhere"], env=clean)
+    assert result.exit_code == 2
+    assert [name for name in ("MESHNET_API_KEYS", "MESHNET_MESH_TOKEN") if name in result.output] == named
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_this_machine_alone_needs_no_keys(host: str):
+    """Nor does whoever insists."""
+    check_exposure(dataclasses.replace(SETTINGS, host=host), has_mesh_token=False)
+    check_exposure(dataclasses.replace(SETTINGS, host="0.0.0.0", insecure=True), has_mesh_token=False)
