@@ -12,17 +12,20 @@ white space for ever.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from decimal import Decimal, InvalidOperation
+from functools import cache, lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.chat_request import FormatAsked
 from gateway.openai_errors import ApiError, invalid_value
-from shared.fields import GRAMMAR_CHARS_MAX
+from shared.fields import GRAMMAR_CHARS_MAX, GRAMMAR_START_FUEL, GRAMMAR_STEP_FUEL
 
 INDENT_CHARS_MAX = 16
 WHITESPACE = rf"( |\n[ \t]{{0,{INDENT_CHARS_MAX}}})"
@@ -31,7 +34,18 @@ REASON_CHARS_MAX = 300
 COMPILED_MAX = 64
 """Grammars that are remembered as valid, of up to 96 KiB each: an application sends the same few again and again."""
 
-_LIMITS = LLParserLimits(verbose_errors=False)  # llguidance's own bounds, as on the nodes
+MULTIPLE_OF_MAX = 10_000
+"""Bound of the least common multiple of all `multipleOf` in a grammar, powers of ten aside: an automaton that tells
+multiples of N apart has N states, which the nodes would build while everybody waits."""
+TRIAL_TOKENS = 16
+"""How far a grammar is followed here, over single bytes, before nodes are given it."""
+
+_LIMITS = LLParserLimits(  # as on the nodes
+    verbose_errors=False, initial_lexer_fuel=GRAMMAR_START_FUEL, step_lexer_fuel=GRAMMAR_STEP_FUEL
+)
+_MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*([-+.\deE]+)')
+_TOKEN_ID = re.compile(r"<\[\d+\]>")
+_ANY_BYTE = json.dumps('"x"')[1:-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +128,41 @@ def compile_pieces(pieces: Sequence[Piece], param: str) -> str:
 @lru_cache(COMPILED_MAX)
 def _fault(text: str) -> str:
     """What is wrong with a grammar; empty where nothing is."""
+    multiple = _least_multiple(text)
+    if multiple > MULTIPLE_OF_MAX:
+        return f"multipleOf: the least common multiple is {multiple}, more than {MULTIPLE_OF_MAX}"
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
-    return (messages[0] if messages else "unknown") if is_wrong else ""
+    return (messages[0] if messages else "unknown") if is_wrong else _trial_fault(text)
+
+
+def _trial_fault(text: str) -> str:
+    """What a node would find: some grammars are only refused when they are followed.
+
+    The model's own tokens stand for a letter here, since a vocabulary of bytes does without loading the model's.
+    """
+    matcher = LLMatcher(_bytes(), _TOKEN_ID.sub(lambda _: _ANY_BYTE, text), limits=_LIMITS, log_level=0)
+    for _ in range(TRIAL_TOKENS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little") if not matcher.is_error() else 0
+        if matcher.is_error() or not mask or not matcher.consume_token((mask & -mask).bit_length() - 1):
+            break
+    return str(matcher.get_error()).removesuffix("<non-verbose/>") if matcher.is_error() else ""
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _least_multiple(text: str) -> int:
+    """Of all `multipleOf` in a grammar's text, each without its decimal point and the zeros at its end."""
+    multiple = 1
+    for number in _MULTIPLE_OF.findall(text):
+        try:
+            digits = Decimal(number).normalize().as_tuple().digits
+        except InvalidOperation:
+            continue  # llguidance says what is wrong with it
+        multiple = math.lcm(multiple, int("".join(map(str, digits))) or 1)
+    return multiple
 
 
 def _piece_json(piece: Piece) -> dict[str, object]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.errors import AdmissionRefused, NotReady
-from shared.errors import MeshError
+from shared.errors import CALLERS_FAULTS, MeshError
 
 HTTP_INTERNAL_ERROR = 500
 
@@ -156,6 +156,8 @@ def from_mesh_error(error: MeshError) -> ApiError:
         return ApiError(429, error.message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, NotReady):
         return not_ready(error.message)
+    if error.code in CALLERS_FAULTS:
+        return ApiError(400, error.message, code=error.code)
     return ApiError(503, error.message, kind="server_error", code=error.code, headers=retry_after(RETRY_AFTER_S))
 
 

@@ -30,7 +30,7 @@ from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
 from gateway.session import HopState, Session
 from gateway.step_plan import ReplayNeeded
 from gateway.waiting import wait_first
-from shared.errors import CacheMissed, DeadlineExceeded, LinkClosed, MeshError, StepFailed
+from shared.errors import CALLERS_FAULTS, CacheMissed, DeadlineExceeded, LinkClosed, MeshError, StepFailed
 from shared.messages import Cancel, NodeInfo
 
 RECOVERIES_PER_PASS_MAX = 8
@@ -211,6 +211,8 @@ def _judge_miss(miss: CacheMissed) -> Action:
 
 
 def _judge_refusal(error: StepFailed, trouble: Trouble) -> Action:
+    if error.code in CALLERS_FAULTS:
+        return "give_up"
     if error.code in LOST_PLACE:
         return "here"
     if error.code in OUTGROWN:

@@ -20,7 +20,7 @@ from gateway.openai_errors import context_length_exceeded, invalid_value, unsupp
 from gateway.request_record import RequestRecord
 from gateway.state import GatewayState
 from gateway.stop import StopMatcher
-from gateway.tokenizer import ChatTokenizer, Prompt, PromptTooLong
+from gateway.tokenizer import INLINE_CHARS_MAX, ChatTokenizer, Prompt, PromptTooLong
 from gateway.turn_sampling import check_vocabulary, choice_seeds, end_ids, sampling_params, wire_seed
 
 
@@ -144,7 +144,8 @@ async def compile_grammar(chat: ChatRequest, tokenizer: ChatTokenizer, prompt_ta
     """
     shape = answer_shape(tokenizer.families, tokenizer.added_id, prompt_tail)
     work = partial(answer_grammar, chat.format, chat.tools, shape)
-    grammar = await tokenizer.run_long(work, size=size)
+    may_take_long = chat.format.kind != "text" or bool(chat.tools.tools)  # a small grammar can be a hard one
+    grammar = await tokenizer.run_long(work, size=INLINE_CHARS_MAX + 1 if may_take_long else size)
     if grammar and chat.sampling.ignore_eos:
         raise unsupported("ignore_eos", "a constrained answer ends where its grammar does")
     return grammar

@@ -37,6 +37,9 @@ def sampling_params(
         end_ids: What ends the answer.
         grammar: What it must match.
         logprobs: How many alternatives are returned; None for no log-probabilities.
+
+    Raises:
+        ApiError: 400: see `check_drawable`.
     """
 
     def chosen(value: float | None, name: str, otherwise: float) -> float:
@@ -61,7 +64,20 @@ def sampling_params(
         end_ids=tuple(sorted(end_ids)) if needs_ends else (),
         logprobs=logprobs,
     )
+    check_drawable(params)
     return replace(params, prompt_len=prompt_len) if params.needs_history else params
+
+
+def check_drawable(params: SamplingParams) -> None:
+    """Check that something may be drawn at first, as far as ids alone tell.
+
+    Raises:
+        ApiError: 400 that names what excludes each other.
+    """
+    ruled_out = {*params.banned_ids, *(params.end_ids if params.min_tokens else ())}
+    if params.allowed_ids and ruled_out.issuperset(params.allowed_ids):
+        reason = "logit_bias of -100, or min_tokens with the tokens that end an answer, rule all of them out"
+        raise invalid_value("allowed_token_ids", reason)
 
 
 def choice_seeds(seed: int, choices: int) -> list[int]:

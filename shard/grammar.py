@@ -20,20 +20,30 @@ Shapes: V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor as Worker
 from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from shard.grammar_worker import GrammarWorker
 from shard.step_check import bad_step
 from shared.errors import StepFailed
+from shared.fields import GRAMMAR_START_FUEL, GRAMMAR_STEP_FUEL
 
 REASON_CHARS_MAX = 300
 """How much of llguidance's reason is repeated: it quotes the grammar."""
 
-_LIMITS = LLParserLimits(verbose_errors=False)  # llguidance's own bounds; its verbose errors would show the answer
+FOLLOW_S_MAX = 10.0
+"""How long a draw waits for its mask, the first of all for the tokenizer too. Masks take far below a millisecond; a
+grammar that slips through all bounds and computes for ever must not keep the node's other sessions waiting."""
+
+_LIMITS = LLParserLimits(  # verbose errors would show the answer
+    verbose_errors=False, initial_lexer_fuel=GRAMMAR_START_FUEL, step_lexer_fuel=GRAMMAR_STEP_FUEL
+)
+
+_TOO_COMPLEX = ("lexer error", "max is", "too many", "limit")
+_TOO_LONG = f"takes more than {FOLLOW_S_MAX:g} s to follow"
 
 Tokenizer = Callable[[], LLTokenizer]
 """Gives the node's one tokenizer; the first call takes about a second."""
@@ -48,11 +58,11 @@ class GrammarMatcher:
         end_ids: Tokens that end the answer where the grammar is satisfied; llguidance's own where empty.
         vocab_size: V, the model's; ids that the tokenizer does not have are never allowed.
         tokenizer: Called on the worker.
-        worker: A single thread.
+        worker: Does the work.
     """
 
     def __init__(
-        self, grammar: str, end_ids: Sequence[int], *, vocab_size: int, tokenizer: Tokenizer, worker: Worker
+        self, grammar: str, end_ids: Sequence[int], *, vocab_size: int, tokenizer: Tokenizer, worker: GrammarWorker
     ) -> None:
         self.grammar = grammar
         self._end_ids = frozenset(end_ids)
@@ -62,12 +72,15 @@ class GrammarMatcher:
         self._place: _Place | None = None
         self._work: Future[_Place] | None = None
         self._foreseen: list[int] | None = None
+        self._is_given_up = False
 
     def foresee(self, answer: Sequence[int]) -> None:
         """Begin to work out what may follow these tokens of the answer. Does not wait, unless for the work before."""
         ids = list(answer)
         if ids == self._foreseen:
             return
+        if self._is_given_up:
+            raise bad_grammar(_TOO_LONG)
         place = self._settled()
         self._foreseen = ids
         self._work = self._worker.submit(self._follow, place, ids)
@@ -76,7 +89,8 @@ class GrammarMatcher:
         """Which tokens may follow these tokens of the answer: ``[V]``, not to be written to.
 
         Raises:
-            StepFailed: `bad_step` when the grammar cannot be compiled, is too complex, or does not accept the answer.
+            StepFailed: `bad_grammar` when the grammar cannot be compiled, is too complex, takes too long, or does not
+                accept the answer.
         """
         self.foresee(answer)
         place = self._settled()
@@ -106,7 +120,12 @@ class GrammarMatcher:
         work, self._work = self._work, None
         if work is not None:
             self._place, foreseen, self._foreseen = None, self._foreseen, None
-            self._place = work.result()
+            try:
+                self._place = work.result(FOLLOW_S_MAX)
+            except TimeoutError as error:
+                self._is_given_up = True
+                self._worker.abandon()
+                raise bad_grammar(_TOO_LONG) from error
             self._foreseen = foreseen
         return self._place
 
@@ -151,14 +170,21 @@ class _Place:
         """Follow the tokens that are new.
 
         Raises:
-            StepFailed: `bad_step` when the grammar does not allow one of them.
+            StepFailed: `bad_grammar` when the grammar does not allow one of them, or is too complex for it.
         """
         for token in answer[len(self.answer) :]:
             if token in self._end_ids and self.may_end:
                 self.ended = True
             elif self.ended or not self.matcher.consume_token(token):
-                raise bad_step("sampling.grammar", f"does not accept token {len(self.answer)} of the answer")
+                raise self._refusal()
             self.answer.append(token)
+
+    def _refusal(self) -> StepFailed:
+        """Why a token was not consumed. llguidance's words for one that does not fit quote it: ours do not."""
+        reason = self.matcher.get_error() if self.matcher.is_error() else ""
+        if any(sign in reason for sign in _TOO_COMPLEX):
+            return bad_grammar(f"is too complex: {_shown(reason)}")
+        return bad_grammar(f"does not accept token {len(self.answer)} of the answer")
 
     def copy(self) -> _Place:
         other = _Place(self.matcher.deep_copy(), self._end_ids)
@@ -191,4 +217,13 @@ def _compile(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 def _check(matcher: LLMatcher, what: str) -> None:
     if matcher.is_error():
-        raise bad_step("sampling.grammar", f"{what}: {matcher.get_error()[:REASON_CHARS_MAX]}")
+        raise bad_grammar(f"{what}: {_shown(matcher.get_error())}")
+
+
+def _shown(reason: str) -> str:
+    return reason.removesuffix("<non-verbose/>")[:REASON_CHARS_MAX].strip()
+
+
+def bad_grammar(message: str) -> StepFailed:
+    """What is wrong with a session's grammar; no other node would follow it either."""
+    return StepFailed("bad_grammar", f"the grammar {message}", field="sampling.grammar")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shard.grammar_worker import GrammarWorker
 from shard.step_check import bad_step
 from shared.messages import SamplingParams
 
@@ -30,6 +30,7 @@ class GrammarSource:
         self._tokenizer_json = tokenizer_json
         self._end_ids = tuple(end_ids)
         self._vocab_size = vocab_size
+        self._worker = GrammarWorker()
 
     @property
     def can_follow(self) -> bool:
@@ -61,8 +62,3 @@ class GrammarSource:
         if self._tokenizer_json is None:
             raise ValueError("there is no tokenizer.json to load")
         return load_tokenizer(self._tokenizer_json.read_text(encoding="utf-8"), self._end_ids)
-
-    @cached_property
-    def _worker(self) -> ThreadPoolExecutor:
-        """One thread: a matcher's work is in order, and the tokenizer is loaded once."""
-        return ThreadPoolExecutor(1, thread_name_prefix="grammar")

@@ -46,6 +46,7 @@ def log_probs(
     columns = 1 + min(count, vocab_size)
     values, ids = np.empty((rows, columns), np.float32), np.empty((rows, columns), np.int32)
     for i in range(rows):
+        _check_finite(logits_RV[i])
         ids[i, 0] = tokens_R[i]
         ids[i, 1:] = top_ids(logits_RV[i], columns - 1)
         values[i] = np.maximum(_log_softmax_at(logits_RV[i], ids[i]), LOGPROB_MIN)
@@ -57,10 +58,14 @@ def join(parts: list[LogProbs]) -> LogProbs:
     return LogProbs(np.concatenate([part.values for part in parts]), np.concatenate([part.ids for part in parts]))
 
 
-def _log_softmax_at(logits_V: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:  # noqa: N803
+def _check_finite(logits_V: npt.NDArray[np.float32]) -> None:  # noqa: N803
     highest = float(logits_V.max())  # NaN wins every maximum
     if not np.isfinite(highest):
         raise StepFailed("non_finite_logits", f"the highest logit is {highest}")
+
+
+def _log_softmax_at(logits_V: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:  # noqa: N803
+    highest = float(logits_V.max())
     total = np.exp(logits_V.astype(np.float64) - highest).sum()
     result: npt.NDArray[np.float64] = logits_V[ids].astype(np.float64) - highest - np.log(total)
     return result

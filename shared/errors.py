@@ -19,6 +19,8 @@ CacheMissReason = Literal[
     "disabled",
 ]
 CACHE_MISS_REASONS: tuple[CacheMissReason, ...] = get_args(CacheMissReason)
+CALLERS_FAULTS: frozenset[str] = frozenset({"bad_grammar", "no_token_allowed"})
+"""Codes of failed steps that say what is wrong with the caller's own request: no other node would serve it either."""
 
 
 class MeshError(Exception):

@@ -24,6 +24,11 @@ TEXT_CHARS_MAX = 4096
 """Sentences for people, tokens, and a token's text."""
 GRAMMAR_CHARS_MAX = 96 * 1024
 """A grammar as text. With everything else in a header it stays below the header's limit, in ASCII."""
+GRAMMAR_START_FUEL = 100_000
+"""What llguidance may spend on a grammar's first tokens, in its own unit: its default lets one expression such as
+``a{1000000}`` compute for a quarter of a minute. Gateway and nodes use the same, so they refuse the same."""
+GRAMMAR_STEP_FUEL = 50_000
+"""And on each further token."""
 BIAS_MAX = 1e4
 """Far more than any two logits of a model differ."""
 LIST_ITEMS_MAX = 4096

@@ -202,7 +202,7 @@ TENSORS = st.builds(
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
     st.sampled_from([0, 1, 255]),
 )
-CODES = {"bad_step", "no_token_allowed", "non_finite_logits"}
+CODES = {"bad_grammar", "bad_step", "no_token_allowed", "non_finite_logits"}
 
 
 @given(

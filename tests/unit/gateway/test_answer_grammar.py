@@ -367,3 +367,38 @@ def test_a_schema_that_is_nested_without_end_is_a_400(tokenizer: ChatTokenizer):
         schema = {"type": "object", "properties": {"a": schema}}
     with pytest.raises(ApiError, match=r"deeply|recursion"):
         answer_grammar(FormatAsked(kind="json_schema", value=schema), ToolsAsked(), shape(tokenizer))
+
+
+MANY = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1000)}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (FormatAsked(kind="json_schema", value={"type": "integer", "multipleOf": 99_999_989}), "least common multiple"),
+        (
+            FormatAsked(
+                kind="json_schema", value={"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967)]}
+            ),
+            "least common multiple",
+        ),
+        (FormatAsked(kind="grammar", value='start: %json {"type": "integer", "multipleOf": 999983}'), "multiple"),
+        (FormatAsked(kind="regex", value="a{1000000}"), "too many expressions"),
+        (FormatAsked(kind="json_schema", value=MANY), "items"),
+        (FormatAsked(kind="grammar", value="start: root\nroot: root"), "NoExtensionBias"),
+    ],
+)
+def test_what_only_a_node_would_find_out_is_refused_before(
+    tokenizer: ChatTokenizer, asked: FormatAsked, reason: str
+) -> None:
+    """A small text can be an automaton that a node builds for minutes, or refuses in the middle of an answer."""
+    with pytest.raises(ApiError, match=reason) as caught:
+        answer_grammar(asked, ToolsAsked(), shape(tokenizer, "hermes"))
+    assert (caught.value.status, caught.value.param) == (400, "response_format")
+
+
+@pytest.mark.parametrize("multiple", [1, 5, 0.01, 0.25, 1000, 2_500_000, 9973])
+def test_usual_multiples_are_followed(tokenizer: ChatTokenizer, multiple: float) -> None:
+    """Powers of ten cost nothing."""
+    asked = FormatAsked(kind="json_schema", value={"type": "number", "multipleOf": multiple})
+    assert answer_grammar(asked, ToolsAsked(), shape(tokenizer, "hermes"))

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
 from gateway.openai_errors import ApiError, context_length_exceeded, from_mesh_error, json_bytes, retry_after
-from shared.errors import LinkClosed, MeshError
+from shared.errors import CALLERS_FAULTS, LinkClosed, MeshError
 
 
 def test_a_body_has_all_four_keys():
@@ -65,3 +65,10 @@ def test_no_character_of_a_text_splits_a_line_of_json(separator: str):
     data = json_bytes({"text": text})
     assert len(data.decode().splitlines()) == 1
     assert json.loads(data)["text"] == text
+
+
+@pytest.mark.parametrize("code", sorted(CALLERS_FAULTS))
+def test_what_the_caller_asked_for_and_no_node_can_do_is_a_400(code: str):
+    """An SDK must not try it again."""
+    error = from_mesh_error(GenerationFailed(code, "node-1 (12:24): the grammar is too complex"))
+    assert (error.status, error.kind, error.code) == (400, "invalid_request_error", code)

@@ -109,3 +109,18 @@ def test_ids_outside_the_vocabulary_are_refused_by_parameter(asked: SamplingAske
         check_vocabulary(asked, 400)
     assert caught.value.param == param
     check_vocabulary(SamplingAsked(logit_bias=((399, 1.0),)), 400)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        SamplingAsked(allowed_token_ids=(5,), logit_bias=((5, -100.0),)),
+        SamplingAsked(allowed_token_ids=(2,), min_tokens=3),
+        SamplingAsked(allowed_token_ids=(5,), stop_token_ids=(5,), min_tokens=3),
+    ],
+)
+def test_what_leaves_no_token_at_all_is_refused_before(asked: SamplingAsked) -> None:
+    """Parameters that exclude each other are the caller's to mend."""
+    with pytest.raises(ApiError, match="allowed_token_ids") as caught:
+        sampling_params(asked, defaults={}, seed=1, prompt_len=3, end_ids=end_ids(asked, frozenset({2})))
+    assert caught.value.status == 400

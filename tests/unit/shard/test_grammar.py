@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from shard.grammar import GrammarMatcher, load_tokenizer
 from shard.grammar_source import GrammarSource
+from shard.grammar_worker import ABANDONED_MAX, GrammarWorker
 from shared.errors import StepFailed
 from shared.messages import SamplingParams
 from tests.support.tiny_models import build_tokenizer
@@ -38,17 +40,16 @@ def tokenizer(tokenizer_json: Path) -> LLTokenizer:
 
 
 @pytest.fixture
-def worker() -> Iterator[ThreadPoolExecutor]:
+def worker() -> GrammarWorker:
     """The thread that matchers work on."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
+    return GrammarWorker()
 
 
 Create = Callable[..., GrammarMatcher]
 
 
 @pytest.fixture
-def create(tokenizer: LLTokenizer, worker: ThreadPoolExecutor) -> Create:
+def create(tokenizer: LLTokenizer, worker: GrammarWorker) -> Create:
     """Makes matchers."""
 
     def make(grammar: str = AB, end_ids: tuple[int, ...] = (END, OTHER_END)) -> GrammarMatcher:
@@ -105,16 +106,16 @@ def test_a_grammar_that_does_not_compile_is_named(create: Create, grammar: str) 
     """With llguidance's reason, and again whenever it is asked."""
     matcher = create(grammar)
     for _ in range(2):
-        with pytest.raises(StepFailed, match=r"sampling\.grammar cannot be compiled: .+") as caught:
+        with pytest.raises(StepFailed, match=r"the grammar cannot be compiled: .+") as caught:
             matcher.mask([])
-        assert caught.value.code == "bad_step"
+        assert caught.value.code == "bad_grammar"
 
 
 def test_a_token_that_the_grammar_does_not_accept_is_named(create: Create, tokenizer: LLTokenizer) -> None:
     """Never an unconstrained draw; and the matcher goes on from a history that is right."""
     matcher = create()
     for wrong in ("b", "aba", "abcc"):
-        with pytest.raises(StepFailed, match=r"sampling\.grammar does not accept token \d"):
+        with pytest.raises(StepFailed, match=r"the grammar does not accept token \d of the answer \["):
             matcher.mask([*ids_of(tokenizer, wrong), ids_of(tokenizer, "x")[0]])
     assert texts(matcher, tokenizer, ids_of(tokenizer, "a")) == {"b"}
 
@@ -132,7 +133,7 @@ def test_what_was_foreseen_wrongly_is_discarded(create: Create, tokenizer: LLTok
     assert texts(matcher, tokenizer, []) == {"a"}
 
 
-def test_the_mask_is_computed_ahead_on_the_worker(tokenizer: LLTokenizer, worker: ThreadPoolExecutor) -> None:
+def test_the_mask_is_computed_ahead_on_the_worker(tokenizer: LLTokenizer, worker: GrammarWorker) -> None:
     """`foresee` returns at once, and the mask waits for it."""
     go, threads = threading.Event(), set[str]()
 
@@ -146,6 +147,62 @@ def test_the_mask_is_computed_ahead_on_the_worker(tokenizer: LLTokenizer, worker
     go.set()
     assert np.flatnonzero(matcher.mask([])).tolist() == ids_of(tokenizer, "a")
     assert threading.current_thread().name not in threads
+
+
+def test_a_grammar_that_takes_too_long_fails_its_own_session_alone(
+    tokenizer: LLTokenizer, worker: GrammarWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is left to it, others go on with a new one, and too many such threads are not taken on."""
+    monkeypatch.setattr("shard.grammar.FOLLOW_S_MAX", 0.05)
+    go = threading.Event()
+
+    def stuck() -> LLTokenizer:
+        go.wait(30)
+        return tokenizer
+
+    def create_with(source: Callable[[], LLTokenizer]) -> GrammarMatcher:
+        return GrammarMatcher(AB, (END,), vocab_size=VOCAB_SIZE, tokenizer=source, worker=worker)
+
+    matchers = [create_with(stuck) for _ in range(ABANDONED_MAX + 1)]
+    for matcher in matchers:
+        for _ in range(2):  # the second time without waiting
+            with pytest.raises(StepFailed, match="takes more than") as caught:
+                matcher.mask([])
+            assert caught.value.code == "bad_grammar"
+    with pytest.raises(StepFailed, match="still busy"):
+        create_with(lambda: tokenizer).mask([])
+    go.set()
+    deadline = time.monotonic() + 5
+    while worker.abandoned:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    monkeypatch.undo()
+    assert texts(create_with(lambda: tokenizer), tokenizer, []) == {"a"}
+
+
+def test_what_waits_behind_a_stuck_grammar_is_done(worker: GrammarWorker) -> None:
+    """By the thread that takes over."""
+    go, begun = threading.Event(), threading.Event()
+
+    def stuck() -> bool:
+        begun.set()
+        return go.wait(30)
+
+    first = worker.submit(stuck)
+    assert begun.wait(5)
+    second = worker.submit(lambda: "done")
+    worker.abandon()
+    assert second.result(5) == "done"
+    go.set()
+    assert first.result(5) is True
+
+
+def test_a_grammar_too_complex_to_follow_says_so(create: Create, tokenizer: LLTokenizer) -> None:
+    """The reason is llguidance's, not that a token was refused."""
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1000)}}
+    matcher = create(str(LLMatcher.grammar_from_json_schema(json.dumps(schema))))
+    with pytest.raises(StepFailed, match=r"too complex: .*items"):
+        matcher.mask(ids_of(tokenizer, "{"))
 
 
 def test_a_copy_goes_its_own_way(create: Create, tokenizer: LLTokenizer) -> None:

@@ -62,3 +62,10 @@ def test_top_ids_are_those_of_a_stable_sort(count: int) -> None:
     """However few are sorted, and with many equals."""
     values = np.round(np.random.default_rng(5).standard_normal(1000), 1)
     assert top_ids(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()
+
+
+def test_a_row_of_nothing_but_nan_says_so_whatever_is_asked_of_it() -> None:
+    """A model that overflows is no fault of the node's, with alternatives as without."""
+    for count in (0, 5):
+        with pytest.raises(StepFailed, match="non_finite_logits"):
+            log_probs(np.full((1, 50), np.nan, np.float32), np.array([3]), count)
