@@ -237,7 +237,7 @@ def test_refused_step_leaves_the_history() -> None:
     bench.tokens("s", PROMPT, sampling=PENALIZED)
     assert bench.failure("s", [8], 3, sampling=SamplingParams(top_p=-1.0)).kind == "error"
     assert bench.failure("s", [8], 3, output_len=2).kind == "error"
-    assert bench.tokens("s", [1], 3) == expected_tokens([*PROMPT, 1], 1, num_layers=2)
+    assert bench.tokens("s", [1], 3) == expected_tokens([*PROMPT, 1], 1, num_layers=2, sampling=PENALIZED)
 
 
 def test_step_without_its_tokens_is_named() -> None:
