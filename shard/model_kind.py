@@ -1,0 +1,71 @@
+"""Which of transformers' causal language models a folder's config asks for, or why none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from shared.errors import LoadFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """What is built.
+
+    Args:
+        config: Of the model that is built.
+        model_class: The model's own class.
+        is_part: The folder holds a larger model (with vision or audio), of which this is the text part.
+    """
+
+    config: PreTrainedConfig
+    model_class: type[PreTrainedModel]
+    is_part: bool
+
+
+def read_kind(model_dir: Path) -> ModelKind:
+    """Read a folder's config.
+
+    Raises:
+        LoadFailed: `model_not_found`; `model_unsupported`, with the reason.
+    """
+    config = _read_config(model_dir)
+    if config.is_encoder_decoder:
+        raise _unsupported(config, "is an encoder-decoder; only decoders are served")
+    text = config.get_text_config(decoder=True)
+    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return _kind_of(text, is_part=True)
+    return _kind_of(config, is_part=False)
+
+
+def _kind_of(config: PreTrainedConfig, *, is_part: bool) -> ModelKind:
+    if getattr(config, "is_decoder", True) is False:
+        raise _unsupported(config, "is an encoder (its config says is_decoder: false), whose tokens see later ones")
+    try:
+        model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    except KeyError as error:
+        raise _unsupported(config, "has no causal language model in transformers") from error
+    return ModelKind(config, model_class, is_part)
+
+
+def _read_config(model_dir: Path) -> PreTrainedConfig:
+    if not (model_dir / "config.json").is_file():
+        raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")
+    return config
+
+
+def _unsupported(config: PreTrainedConfig, why: str) -> LoadFailed:
+    message = f"model type {config.model_type!r} {why}"
+    return LoadFailed("model_unsupported", message, model_type=config.model_type)
