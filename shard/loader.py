@@ -73,6 +73,8 @@ def plan_range(model_dir: Path, layers: LayerRange) -> RangePlan:
     model, outline, flow = _build_outline(kind)
     _check_range(layers, outline, flow)
     files = list_tensors(model_dir)
+    if kind.is_part:  # the larger model's config says in its own way whether they are tied
+        outline = outline.tied_as_stored(files)
     load_as = select_names(files, outline, layers, is_part=kind.is_part)
     entries = {load_as[entry.name]: entry for entry in locate(model_dir, load_as, files)}
     with torch.device("meta"):

@@ -39,19 +39,21 @@ def read_kind(model_dir: Path) -> ModelKind:
     if config.is_encoder_decoder:
         raise _unsupported(config, "is an encoder-decoder; only decoders are served")
     text = config.get_text_config(decoder=True)
-    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return _kind_of(text, is_part=True)
-    return _kind_of(config, is_part=False)
-
-
-def _kind_of(config: PreTrainedConfig, *, is_part: bool) -> ModelKind:
-    if getattr(config, "is_decoder", True) is False:
+    if getattr(text, "is_decoder", True) is False:
         raise _unsupported(config, "is an encoder (its config says is_decoder: false), whose tokens see later ones")
-    try:
-        model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    except KeyError as error:
-        raise _unsupported(config, "has no causal language model in transformers") from error
-    return ModelKind(config, model_class, is_part)
+    text_class, whole_class = _mapped(text), _mapped(config)
+    if text is not config and text_class is None and whole_class is not None and whole_class.config_class is type(text):
+        text_class = whole_class
+    if text_class is not None:
+        return ModelKind(text, text_class, is_part=text is not config)
+    if whole_class is None:
+        raise _unsupported(config, "has no causal language model in transformers")
+    return ModelKind(config, whole_class, is_part=False)
+
+
+def _mapped(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]) if known else None
 
 
 def _read_config(model_dir: Path) -> PreTrainedConfig:

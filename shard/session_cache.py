@@ -114,12 +114,12 @@ class StageCache:
     def _put_back(self, slot: Any) -> bool:
         if isinstance(slot, GrowingLayer | WindowLayer):
             return slot.truncate(self.length)
-        return not (_is_opaque(slot) and any(True for _ in _tensors(slot)))
+        return not any(True for _ in _tensors(slot))
 
 
 def _choose_slot(slot: Any, *, held: bool) -> Any:
     if not held:
-        return AbsentLayer()  # type: ignore[no-untyped-call]
+        return AbsentLayer(slot)
     if type(slot) is DynamicLayer:
         return GrowingLayer()
     if type(slot) is DynamicSlidingWindowLayer:

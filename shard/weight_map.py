@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 
 from shared.errors import LoadFailed
@@ -107,6 +107,12 @@ class ModelOutline:
             held = [parameter for parameter in group if self.holds(parameter, layers)]
             ties.update((parameter, held[0]) for parameter in held[1:])
         return ties
+
+    def tied_as_stored(self, names: Iterable[str]) -> ModelOutline:
+        """Head and embedding are tied exactly if the checkpoint has no tensor for the head."""
+        tied = not any(_same_parameter(name, self.head) for name in names)
+        others = {parameter: source for parameter, source in self.ties.items() if parameter != self.head}
+        return replace(self, tied=tied, ties=others | ({self.head: self.embedding} if tied else {}))
 
     def tied_groups(self) -> list[list[str]]:
         """Parameters that share one tensor, the one that all share with first."""

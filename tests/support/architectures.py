@@ -82,7 +82,7 @@ SIZES: Mapping[str, int] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
     "index_head_dim": 8,
-    "index_n_heads": 2,
+    "index_n_heads": 8,
     "index_topk": 6,
     # linear attention and state space
     "linear_key_head_dim": 8,
@@ -209,7 +209,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bailing_hybrid": {"num_key_value_heads": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 40, "moe_top_k": 2},
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
