@@ -49,6 +49,7 @@ class LayerFlow:
         needs_token_ids: Layers after the first are given something of the token ids.
         needs_embedding: Layers after the first are given something of the embedding's output.
         positions_from_ids: Positions are counted from the token ids when none are given.
+        idle_layers: Layers that do not run when there is nothing but text.
         refused_cuts: Index of the layer before which no cut may lie → why.
     """
 
@@ -56,6 +57,7 @@ class LayerFlow:
     needs_token_ids: bool = False
     needs_embedding: bool = False
     positions_from_ids: bool = False
+    idle_layers: frozenset[int] = frozenset()
     refused_cuts: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -117,7 +119,7 @@ def _probed(
         stack[i] = _LayerProbe(layer, i, visits, tuple_len)
     model.set_submodule(outline.embedding_module, _EmbeddingProbe(ends[outline.embedding_module]))
     model.set_submodule(outline.head_module, _HeadProbe(ends[outline.head_module], len(layers), visits))
-    model.eval()
+    model.train(mode=False)
     try:
         yield
     finally:
@@ -147,7 +149,7 @@ class _LayerProbe(StandIn):
 class _EmbeddingProbe(StandIn):
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
-        self._hidden_size: int = original.weight.shape[-1]  # type: ignore[index,union-attr,assignment]
+        self._hidden_size: int = original.weight.shape[-1]  # type: ignore[index,assignment]
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         return comes_from(torch.empty((*token_ids.shape, self._hidden_size), device="meta"), EMBEDDING)
@@ -177,6 +179,7 @@ def _conclude(model: PreTrainedModel, visits: list[Visit], num_layers: int, tupl
         needs_token_ids=bool({IDS, EMBEDDING} & given),
         needs_embedding=EMBEDDING in given,
         positions_from_ids=IDS in first.hidden,
+        idle_layers=frozenset(range(num_layers)).difference(order),
         refused_cuts=_refused_cuts(model, visits, num_layers),
     )
 

@@ -92,8 +92,12 @@ def read_refused_cuts(model_dir: Path) -> Mapping[int, str]:
 
 
 def _build_outline(kind: ModelKind) -> tuple[PreTrainedModel, ModelOutline, LayerFlow]:
-    with torch.device("meta"):
-        model = kind.model_class(kind.config)
+    try:
+        with torch.device("meta"):
+            model = kind.model_class(kind.config)
+    except Exception as error:  # a model's own code may raise anything
+        message = f"transformers cannot build {kind.model_class.__name__}: {type(error).__name__}: {error}"
+        raise LoadFailed("model_unsupported", message, architecture=kind.model_class.__name__) from error
     outline = describe_model(model, kind.config)
     flow = follow_layers(model, outline)
     return model, replace(outline, embeds_everywhere=flow.needs_embedding), flow

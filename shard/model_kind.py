@@ -42,13 +42,15 @@ def read_kind(model_dir: Path) -> ModelKind:
     if getattr(text, "is_decoder", True) is False:
         raise _unsupported(config, "is an encoder (its config says is_decoder: false), whose tokens see later ones")
     text_class, whole_class = _mapped(text), _mapped(config)
-    if text is not config and text_class is None and whole_class is not None and whole_class.config_class is type(text):
+    if text is config or text_class is None:
         text_class = whole_class
-    if text_class is not None:
-        return ModelKind(text, text_class, is_part=text is not config)
-    if whole_class is None:
+    if text_class is None:
         raise _unsupported(config, "has no causal language model in transformers")
-    return ModelKind(config, whole_class, is_part=False)
+    if whole_class is not None and whole_class is not text_class and whole_class.config_class is type(config):
+        is_own_kind = whole_class.__name__.endswith("ForCausalLM")  # and not the text model with other parts beside it
+        text_class = whole_class if is_own_kind else text_class
+    takes_text = text is not config and text_class.config_class is not type(config)
+    return ModelKind(text if takes_text else config, text_class, is_part=takes_text)
 
 
 def _mapped(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

@@ -1,8 +1,9 @@
 """A few tiny passes through a loaded stage: how its layers take positions, and whether they take a cache.
 
-Three positions are run as two and one. That shows what no config says: which axis of a boundary counts positions, what
-a position takes in the cache, and whether layers that accept a cache also use it. Where a slot is opaque they are run again as one and two: some state-space layers of transformers
-cannot continue from their state by more than one position, and give something else without a word.
+Three positions are run as two and one. That shows what no config says: which axis of a boundary counts positions,
+what a position takes in the cache, and whether layers that accept a cache also use it. Where a slot is opaque they are
+run again as one and two: some state-space layers of transformers cannot continue from their state by more than one
+position, and give something else without a word.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class Stage:
         self.is_first, self.is_last = layers.start == 0, outline.is_last(layers)
         self.needs_token_ids = flow.needs_token_ids and not self.is_first
         self.refused_cuts = flow.refused_cuts
+        self._idle_layers = flow.idle_layers
         self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
         text_config = self.config.get_text_config(decoder=True)
         self.vocab_size: int = text_config.vocab_size
@@ -111,7 +112,7 @@ class Stage:
 
     def new_cache(self) -> StageCache:
         """An empty cache for one session."""
-        return StageCache(self.config, self.layers)
+        return StageCache(self.config, self.layers, self._idle_layers)
 
     def forward(self, batch: Sequence[StageInput]) -> list[torch.Tensor]:
         """Run steps, one after the other; gives one output each (see `run`).

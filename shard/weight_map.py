@@ -309,7 +309,9 @@ def _is_in_range(name: str, root: str | None, outline: ModelOutline, layers: Lay
 
 def _common_prefix(one: str, other: str) -> str:
     """The dotted path that both begin with, with a dot behind it; empty when there is none."""
-    common = [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))]
+    common = [
+        a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))
+    ]
     return "".join(f"{part}." for part in common)
 
 

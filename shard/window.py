@@ -167,7 +167,9 @@ def describe_model(model: PreTrainedModel, config: PreTrainedConfig) -> ModelOut
     Raises:
         LoadFailed: `model_unsupported` when it has no list of decoder layers, embedding or head.
     """
-    num_layers = config.get_text_config(decoder=True).num_hidden_layers
+    num_layers: int | None = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if num_layers is None:
+        raise unsupported(model, "its config does not say how many layers it has")
     paths = [
         name
         for name, module in model.named_modules()

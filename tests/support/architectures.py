@@ -141,20 +141,21 @@ def shrink_layer_types(kinds: Sequence[Any], length: int = NUM_LAYERS) -> list[A
 
 def tiny_config(model_type: str) -> PretrainedConfig:
     """A config of this type, a few thousand parameters large."""
-    default = CONFIG_MAPPING[model_type]()
+    others = OTHER_PARTS.get(model_type, {})
+    default = CONFIG_MAPPING[model_type](**others if "text_config" in others else {})
     text = default.get_text_config(decoder=True)
-    if default.is_encoder_decoder:
-        text = default
+    if default.is_encoder_decoder or getattr(text, "num_hidden_layers", None) is None:
+        return default
     fields = {**shrunk_fields(text), **OVERRIDES.get(text.model_type, {})}
     if text is default:
-        return type(default)(**fields)
+        return type(default)(**others, **fields)
     name = next(name for name, value in vars(default).items() if value is text)
-    return type(default)(**{name: fields})
+    return type(default)(**{**others, name: {**fields, **others.get(name, {})}})
 
 
 def shrunk_fields(config: PretrainedConfig) -> dict[str, Any]:
     """What to build a small config of the same class with."""
-    num_layers = getattr(config, "num_hidden_layers", None)
+    num_layers = config.num_hidden_layers
     fields: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     values = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     for name, value in values.items():
@@ -263,7 +264,45 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_heads": 2},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4},
-    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4, "mamba_headdim": 32, "adapter_rank": 8},
+    "zamba2": {
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "num_key_value_heads": 4,
+        "mamba_headdim": 32,
+        "adapter_rank": 8,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 """By the type of the text config: sizes that depend on each other, and what the default config leaves open."""
+
+_TINY_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_TINY_AUDIO = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_blocks": 2,
+    "num_attention_heads": 4,
+    "ext_pw_out_channel": 32,
+    "depthwise_separable_out_channel": 32,
+    "nemo_conv_channels": 32,
+    "bias_max_distance": 20,
+}
+_ALL_SHARED = {"num_hidden_layers": NUM_LAYERS, "num_kv_shared_layers": NUM_LAYERS}
+_NO_PER_LAYER = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+
+OTHER_PARTS: Mapping[str, Mapping[str, Any]] = {
+    "dots3_note": {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **_NO_PER_LAYER, **_ALL_SHARED}},
+    "git": {"vision_config": _TINY_VISION},
+    "phi4_multimodal": {
+        "vision_config": {**_TINY_VISION, "crop_size": 28},
+        "audio_config": _TINY_AUDIO,
+    },
+}
+"""By model type: fields of a larger model that must agree with its text part, or that its text part is built with."""

@@ -7,7 +7,6 @@ transformers says of the whole, and gives the row that docs/models.md has of it.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,9 +14,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from shard.kv_layers import AbsentLayer, GrowingLayer, WindowLayer
+from shard.kv_layers import AbsentLayer
 from shard.loader import load_stage, read_refused_cuts
 from shard.model_kind import read_kind
 from shard.stage import Stage, StageInput
@@ -75,10 +74,9 @@ def judge(model_type: str, folder: Path) -> Row:
     config.architectures = None
     config.save_pretrained(folder)
     try:
-        refused_cuts = read_refused_cuts(folder)  # there are no weights yet: this is what a node says before it reads any
+        refused_cuts = read_refused_cuts(folder)  # there are no weights yet to read
     except LoadFailed as error:
-        assert error.code == "model_unsupported", error
-        return Row(model_type, "", "", f"refused: {error.message}".replace("\n", " ").replace("|", "/"))
+        return Row(model_type, "", "", f"refused: {_one_line(error.message)}")
     whole = build_whole(folder)
     cuts = [_range_of(bounds) for bounds in choose_cuts(refused_cuts)]
     stages = [[load_stage(folder, layers, device="cpu") for layers in cut] for cut in cuts]
@@ -89,7 +87,8 @@ def judge(model_type: str, folder: Path) -> Row:
         ours = run_mesh(cut, token_ids, cached=not reasons)
         difference = max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
         assert difference <= TOLERANCE, f"{[str(stage.layers) for stage in cut]} differ by {difference}"
-    return Row(model_type, _describe_caches(stages[0], bool(reasons)), _describe_cuts(refused_cuts), _verdict(refused_cuts, reasons))
+    caches = "none" if reasons else _describe_caches(stages[0])
+    return Row(model_type, caches, _describe_cuts(refused_cuts), _verdict(refused_cuts, reasons))
 
 
 def build_whole(folder: Path) -> PreTrainedModel:
@@ -170,9 +169,7 @@ def run_mesh(stages: Sequence[Stage], token_ids: torch.Tensor, *, cached: bool) 
     return logits
 
 
-def _describe_caches(stages: Sequence[Stage], stateless: bool) -> str:
-    if stateless:
-        return "none"
+def _describe_caches(stages: Sequence[Stage]) -> str:
     slots = [slot for stage in stages for slot in stage.new_cache().slots.layers if not isinstance(slot, AbsentLayer)]
     names = [CACHE_NAMES.get(type(slot).__name__, _as_words(type(slot).__name__)) for slot in slots]
     return ", ".join(dict.fromkeys(name for name in names if name != "none"))
@@ -188,4 +185,8 @@ def _describe_cuts(refused: Mapping[int, str]) -> str:
 
 def _verdict(refused: Mapping[int, str], reasons: Sequence[str | None]) -> str:
     verdict = "served" if len(refused) < NUM_LAYERS - 1 else "served by one node alone"
-    return f"{verdict}, without a cache: {reasons[0]}".replace("\n", " ") if reasons else verdict
+    return f"{verdict}, without a cache: {_one_line(str(reasons[0]))}" if reasons else verdict
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")

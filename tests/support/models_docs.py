@@ -1,0 +1,74 @@
+"""docs/models.md: which architectures are served, from a parity run of each. `make models` writes it.
+
+Run as a module, it takes minutes, and says on standard error how far it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import transformers
+
+from tests.support.architectures import causal_model_types
+from tests.support.parity_case import Row, judge
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+HEADER = "| `model_type` | caches | cuts refused | verdict |"
+
+
+def render(rows: Iterable[Row]) -> str:
+    """The page."""
+    rows = list(rows)
+    refused = [row for row in rows if row.verdict.startswith("refused")]
+    alone = [row for row in rows if row.verdict.startswith("served by one node alone")]
+    table = "\n".join(row.as_line() for row in rows)
+    stateless = [row for row in rows if "without a cache" in row.verdict]
+    return f"""# Models
+
+Every causal language model of transformers {transformers.__version__}, {len(rows)} model types. Of each that is served, a
+tiny one with random weights was built from its config, cut in three and into as many nodes as it allows, and compared
+in float32 with the whole in transformers: a prefill and thirteen decode steps, across the edge of sliding windows. No
+logit differed by more than 10⁻⁴. `make models` writes this page; the tests fail when it is not what they find.
+
+{len(rows) - len(refused)} are served, {len(alone)} of them by one node alone, {len(stateless)} without a cache: every
+step then computes all positions again. {len(refused)} are refused, with the reason given here, before a node reads any
+weight.
+
+- *caches*: `full` keeps every position, `window` those of a sliding window or chunk, `indexed` every position and what
+  an indexer needs, `linear state` the same few numbers however long the text; others are named as in transformers.
+- *cuts refused*: in the tiny model of six layers, the layers that no node may begin with, and why. `GET /mesh` gives
+  them for the real one, as `refused_cuts`. Empty: it can be cut anywhere.
+- Of models that also see or hear, the text part is served.
+
+{HEADER}
+|---|---|---|---|
+{table}
+"""
+
+
+def documented_lines() -> dict[str, str]:
+    """Model type → its line of the page."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    return {line.split("`")[1]: line for line in lines[lines.index(HEADER) + 2 :]}
+
+
+def documented_release() -> str:
+    """The release of transformers that the page is about."""
+    return PAGE.read_text(encoding="utf-8").partition("model of transformers ")[2].partition(",")[0]
+
+
+def main() -> None:
+    """Print the page."""
+    rows = []
+    for model_type in causal_model_types():
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(judge(model_type, Path(folder)))
+        sys.stderr.write(f"{rows[-1].as_line()}\n")
+    sys.stdout.write(render(rows))
+
+
+if __name__ == "__main__":
+    main()
