@@ -61,7 +61,7 @@ def _asked(session: Session, start: int, new_len: int) -> Asked:
 
 
 def _ids_beside(session: Session, index: int, start: int, entering: StepInput) -> dict[str, WireTensor]:
-    """Which tokens stand at the step's positions, for a hop that is not first: its layers or its draw depend on them."""
+    """Which tokens stand at the step's positions, for a hop that is not first and depends on them."""
     draws = session.is_last(index) and session.sampling.needs_history
     if not index or not (draws or session.hops[index].needs_token_ids):
         return {}

@@ -10,12 +10,17 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
+import torch
 import transformers
+from transformers.utils import logging
 
 from tests.support.architectures import causal_model_types
 from tests.support.parity_case import Row, judge
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+QUIET = 50
+"""Above all that a load logs."""
 HEADER = "| `model_type` | caches | cuts refused | verdict |"
 
 
@@ -28,8 +33,8 @@ def render(rows: Iterable[Row]) -> str:
     stateless = [row for row in rows if "without a cache" in row.verdict]
     return f"""# Models
 
-Every causal language model of transformers {transformers.__version__}, {len(rows)} model types. Of each that is served, a
-tiny one with random weights was built from its config, cut in three and into as many nodes as it allows, and compared
+Every causal language model of transformers {transformers.__version__}, {len(rows)} model types. Of each that is served,
+a tiny one with random weights was built from its config, cut in three and into as many nodes as it allows, and compared
 in float32 with the whole in transformers: a prefill and thirteen decode steps, across the edge of sliding windows. No
 logit differed by more than 10⁻⁴. `make models` writes this page; the tests fail when it is not what they find.
 
@@ -62,6 +67,10 @@ def documented_release() -> str:
 
 def main() -> None:
     """Print the page."""
+    torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(QUIET))
     rows = []
     for model_type in causal_model_types():
         with tempfile.TemporaryDirectory() as folder:
