@@ -180,7 +180,11 @@ def _as_words(name: str) -> str:
 
 
 def _describe_cuts(refused: Mapping[int, str]) -> str:
-    return "; ".join(f"before {cut}: {why}" for cut, why in refused.items())
+    if not refused:
+        return ""
+    reasons = list(dict.fromkeys(refused.values()))
+    others = ", and so on" if len(reasons) > 1 else ""
+    return f"before {', '.join(map(str, refused))}: {reasons[0]}{others}"
 
 
 def _verdict(refused: Mapping[int, str], reasons: Sequence[str | None]) -> str:
