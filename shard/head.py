@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.weight_map import ModelOutline
+from shard.model_outline import ModelOutline
 from shard.window import PassEnded, PassState, PassThrough, decoder_layers
 
 

@@ -30,8 +30,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from shard.call_names import CallNames
 from shard.layer_sharing import layers_that_ignore, shared_sources
+from shard.model_outline import ModelOutline
 from shard.tracing import EMBEDDING, IDS, Origin, Tracing, comes_from, origins_of
-from shard.weight_map import ModelOutline
 from shard.window import PassEnded, StandIn, decoder_layers, unsupported
 
 ROWS, POSITIONS = 2, 7

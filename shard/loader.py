@@ -21,10 +21,11 @@ from shard.head import watch_head
 from shard.layer_flow import LayerFlow, follow_layers
 from shard.linear import can_pack, pack_linears, packable_weights
 from shard.model_kind import ModelKind, read_kind
+from shard.model_outline import ModelOutline, select_names
 from shard.probe import probe_stage
 from shard.stage import Stage
 from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate
-from shard.weight_map import ModelOutline, TensorEntry, majority_float, range_bytes, select_names
+from shard.weight_map import TensorEntry, majority_float, range_bytes
 from shard.window import PassState, describe_model, open_window, watch_layers, windowed_class
 from shared.errors import LoadFailed
 from shared.layers import LayerRange

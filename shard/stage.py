@@ -17,8 +17,8 @@ from transformers.modeling_utils import PreTrainedModel
 from shard.call_names import CallNames
 from shard.head import head_alone
 from shard.layer_flow import LayerFlow
+from shard.model_outline import ModelOutline
 from shard.session_cache import StageCache
-from shard.weight_map import ModelOutline
 from shard.window import PassEnded, PassState
 from shared.errors import StepFailed
 from shared.layers import LayerRange

@@ -28,7 +28,7 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.weight_map import ModelOutline
+from shard.model_outline import ModelOutline
 from shared.errors import LoadFailed, StepFailed
 from shared.layers import LayerRange
 
