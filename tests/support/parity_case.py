@@ -33,6 +33,11 @@ LARGEST = 1_500_000
 GAIN = 4.0
 """Initial weights are enlarged, so that logits depend on what layers do and not on the last token alone."""
 
+DEPENDENCE = 10 * TOLERANCE
+"""Another token a few positions ago changes the logits at least so much."""
+RECENT = 4
+"""How many positions ago: within every window."""
+
 CACHE_NAMES: Mapping[str, str] = {
     "GrowingLayer": "full",
     "WindowLayer": "window",
@@ -83,6 +88,7 @@ def judge(model_type: str, folder: Path) -> Row:
     reasons = [stage.no_cache_reason for cut in stages for stage in cut if not stage.supports_kv_cache]
     token_ids = torch.randint(3, VOCAB_SIZE, (1, sum(STEPS)), generator=torch.Generator().manual_seed(7))
     expected = reference(whole, token_ids, cached=not reasons)
+    assert _change(whole, token_ids) >= DEPENDENCE, "logits that hardly depend on earlier tokens prove little"
     for cut in stages:
         ours = run_mesh(cut, token_ids, cached=not reasons)
         difference = max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
@@ -146,6 +152,15 @@ def reference(model: PreTrainedModel, token_ids: torch.Tensor, *, cached: bool) 
                 extra |= {cache_name: cache, "use_cache": True}
             logits.append(model(token_ids[:, first:end], **extra).logits[0, -1])
     return logits
+
+
+def _change(model: PreTrainedModel, token_ids: torch.Tensor) -> float:
+    """How much the last logits change with a token before them."""
+    changed = token_ids.clone()
+    changed[0, -RECENT] = (changed[0, -RECENT] + 1) % VOCAB_SIZE
+    with torch.no_grad():
+        before, after = (model(ids).logits[0, -1] for ids in (token_ids, changed))
+    return float((before - after).abs().max())
 
 
 def _positions_are_from_zero(model: PreTrainedModel, token_ids: torch.Tensor) -> bool:
