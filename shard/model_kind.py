@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
@@ -63,7 +64,7 @@ def _read_config(model_dir: Path) -> PreTrainedConfig:
         raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")

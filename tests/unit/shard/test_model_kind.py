@@ -45,3 +45,11 @@ def test_custom_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="custom code") as caught:
         read_kind(tmp_path)
     assert caught.value.code == "model_unsupported"
+
+
+def test_a_config_that_transformers_rejects_names_its_field(tmp_path: Path) -> None:
+    """Whatever kind of error its own checks raise."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
+    with pytest.raises(LoadFailed, match="hidden_size") as caught:
+        read_kind(tmp_path)
+    assert caught.value.code == "model_unsupported"
