@@ -21,7 +21,7 @@ NODE_CLIENTS_STAMP = $(CONFORMANCE)/node/node_modules/.installed
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
 
-.PHONY: help up pull test check conformance lint format docs bench clean
+.PHONY: help up pull test check conformance lint format docs models bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -33,7 +33,7 @@ up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= 
 pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
 	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
 
-test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 adds those that need the default model.
+test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 and MESHNET_ALL_MODELS=1 add the long ones.
 	$(VENV)/bin/python -m pytest
 
 check: lint ## What a change must pass: style, types, import contracts, tests.
@@ -56,6 +56,10 @@ docs: $(DEV_STAMP) ## Write the pages that are made from the code: settings, par
 	$(VENV)/bin/python -m tests.support.settings_docs > docs/settings.md
 	$(VENV)/bin/python -m tests.support.parser_docs > docs/parsers.md
 	$(VENV)/bin/python -m gateway.api_reference
+
+models: $(DEV_STAMP) ## Try every architecture of transformers, and write docs/models.md: minutes.
+	$(VENV)/bin/python -m tests.support.models_docs > docs/models.md.new
+	mv docs/models.md.new docs/models.md
 
 bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
 	$(VENV)/bin/python -m benchmarks

@@ -134,6 +134,8 @@ def _info_figures(info: NodeInfo | None) -> dict[str, Any]:
         "kv_bytes_max": info.kv_bytes_max,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "context_len": info.context_len,
+        "needs_token_ids": info.needs_token_ids,
+        "refused_cuts": info.refused_cuts,
         "sampling": info.sampling,
         "features": info.features,
     }

@@ -45,6 +45,7 @@ class HopState:
         journal: What has entered it.
         mode: Whether its node keeps the session.
         held_len: Positions that its node has confirmed to hold.
+        needs_token_ids: Its node wants token ids beside hidden states.
     """
 
     node: str
@@ -53,10 +54,11 @@ class HopState:
     journal: HopInputs
     mode: Mode = "cached"
     held_len: int = 0
+    needs_token_ids: bool = False
 
     def place(self, node: NodeInfo) -> None:
         """Serve the hop by this node from now on, which holds nothing of the session yet."""
-        self.node = node.node
+        self.node, self.needs_token_ids = node.node, node.needs_token_ids
         self.forget()
         self.set_mode("cached" if node.kv_cache else "stateless")
 

@@ -53,16 +53,17 @@ def plan_step(session: Session, index: int, entering: StepInput, output_len: int
         score=asked.score,
         pool=asked.pool,
     )
-    return step, {**_history(session, index, hop.held_len, entering), **entering.tensors(), **asked.tensors}
+    return step, {**_ids_beside(session, index, hop.held_len, entering), **entering.tensors(), **asked.tensors}
 
 
 def _asked(session: Session, start: int, new_len: int) -> Asked:
     return (session.probe.ask(start, new_len) if session.probe is not None else None) or NOTHING
 
 
-def _history(session: Session, index: int, start: int, entering: StepInput) -> dict[str, WireTensor]:
-    """Which tokens stand at the step's positions, for a last hop whose draw depends on them and that is not first."""
-    if not index or not session.is_last(index) or not session.sampling.needs_history:
+def _ids_beside(session: Session, index: int, start: int, entering: StepInput) -> dict[str, WireTensor]:
+    """Which tokens stand at the step's positions, for a hop that is not first and depends on them."""
+    draws = session.is_last(index) and session.sampling.needs_history
+    if not index or not (draws or session.hops[index].needs_token_ids):
         return {}
     named = ids_input(session.ids[start : start + entering.new_len])
     return named.tensors()

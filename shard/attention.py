@@ -10,6 +10,9 @@ Shapes: B = batch, H = query heads, G = key/value heads, Q = new positions, T = 
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from typing import Any
 
 import torch
@@ -19,16 +22,25 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 ATTENTION = "meshnet_sdpa"
+_NAME_TEST = re.compile(r"_attn_implementation\s*(==|!=|in\b|not in\b)")
 
 
 def choose_attention(model_class: type[PreTrainedModel]) -> str | None:
     """The attention to ask transformers for: ours where the model takes a registered one, else its own choice."""
     pluggable = getattr(model_class, "_supports_attention_backend", False)
-    if not (pluggable and getattr(model_class, "_supports_sdpa", False)):
+    if not (pluggable and getattr(model_class, "_supports_sdpa", False)) or _asks_for_attention(model_class):
         return None
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
     return ATTENTION
+
+
+def _asks_for_attention(model_class: type[PreTrainedModel]) -> bool:
+    """Whether the model's code decides by the attention's name: a name that it does not know takes another branch.
+
+    Models with an indexer, for one, would leave it to the attention to look only at the positions that were chosen.
+    """
+    return bool(_NAME_TEST.search(inspect.getsource(sys.modules[model_class.__module__])))
 
 
 def grouped_attention(

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.weight_map import ModelOutline
+from shard.model_outline import ModelOutline
 from shard.window import PassEnded, PassState, PassThrough, decoder_layers
 
 
 def watch_head(model: PreTrainedModel, outline: ModelOutline, state: PassState) -> None:
-    """Hook the head of a range that has it: see `PassState.ends_at_head` and `head_inputs`."""
+    """Hook the head of a range that has it: see `PassState.ends_at_head`, `head_inputs` and `last_only`."""
 
     def enter(_module: nn.Module, args: Any) -> Any:
         if state.head_inputs is not None:
@@ -28,9 +28,9 @@ def watch_head(model: PreTrainedModel, outline: ModelOutline, state: PassState) 
         if state.ends_at_head:
             state.captured = args[0]
             raise PassEnded
-        return None
+        return (args[0][:, -1:], *args[1:]) if state.last_only else None
 
-    model.get_submodule(outline.head.removesuffix(".weight")).register_forward_pre_hook(enter)
+    model.get_submodule(outline.head_module).register_forward_pre_hook(enter)
 
 
 @contextmanager

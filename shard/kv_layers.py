@@ -182,4 +182,12 @@ class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
 
 
 class AbsentLayer(DummyLayer):
-    """The slot of a layer that another node holds."""
+    """The slot of a layer that another node holds.
+
+    It has the fields of the empty slot that it stands for: models look at them, and some keep there what concerns all
+    layers (positions, for an indexer); then it is not as empty as it looks.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        vars(self).update(vars(original))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.weight_map import ModelOutline
+from shard.model_outline import ModelOutline
 
 ROWS_HINT = 1
 """How many rows oneDNN should expect: decode steps bring one, and the layout it picks then serves prefill as well."""

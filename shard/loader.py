@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, cast
 
 import structlog
 import torch
-from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from shard.attention import choose_attention
 from shard.device import choose_device, choose_dtype
 from shard.head import watch_head
+from shard.layer_flow import LayerFlow, follow_layers
 from shard.linear import can_pack, pack_linears, packable_weights
+from shard.model_kind import ModelKind, read_kind
+from shard.model_outline import ModelOutline, select_names
 from shard.probe import probe_stage
 from shard.stage import Stage
 from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate
-from shard.weight_map import ModelOutline, TensorEntry, majority_float, range_bytes, select_names
+from shard.weight_map import TensorEntry, majority_float, range_bytes
 from shard.window import PassState, describe_model, open_window, watch_layers, windowed_class
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
@@ -43,6 +44,7 @@ class RangePlan:
         config: The model's.
         model_class: The model's own class.
         outline: How it names its parts.
+        flow: What its layers need of each other.
         layers: The range.
         entries: The tensors that will be read, by the names of the parameters they become.
         linears: Names of the weights that only linear layers use.
@@ -51,6 +53,7 @@ class RangePlan:
     config: PreTrainedConfig
     model_class: type[PreTrainedModel]
     outline: ModelOutline
+    flow: LayerFlow
     layers: LayerRange
     entries: dict[str, TensorEntry]
     linears: frozenset[str]
@@ -64,23 +67,52 @@ def plan_range(model_dir: Path, layers: LayerRange) -> RangePlan:
     """Find out which tensors a range needs, from the config and the files' headers alone.
 
     Raises:
-        LoadFailed: `model_not_found`, `model_unsupported`, `range_outside_model`, `weights_missing`,
+        LoadFailed: `model_not_found`, `model_unsupported`, `range_outside_model`, `cut_refused`, `weights_missing`,
             `weights_corrupt`.
     """
-    config = _read_config(model_dir)
-    model_class = _causal_class(config)
-    with torch.device("meta"):
-        model = model_class(config)
-    outline = describe_model(model, config)
-    if layers.end > outline.num_layers:
-        message = f"layer range {layers} reaches past the model's {outline.num_layers} layers"
-        raise LoadFailed("range_outside_model", message, layers=str(layers), num_layers=outline.num_layers)
+    kind = read_kind(model_dir)
+    model, outline, flow = _build_outline(kind)
+    _check_range(layers, outline, flow)
     files = list_tensors(model_dir)
-    load_as = select_names(files, outline, layers)
+    if kind.is_part:  # the larger model's config says in its own way whether they are tied
+        outline = outline.tied_as_stored(files)
+    load_as = select_names(files, outline, layers, is_part=kind.is_part)
     entries = {load_as[entry.name]: entry for entry in locate(model_dir, load_as, files)}
     with torch.device("meta"):
         open_window(model, outline, layers, PassState())
-    return RangePlan(config, model_class, outline, layers, entries, packable_weights(model, outline))
+    return RangePlan(kind.config, kind.model_class, outline, flow, layers, entries, packable_weights(model, outline))
+
+
+def read_refused_cuts(model_dir: Path) -> Mapping[int, str]:
+    """Layers of a model before which no range may begin, and why: for whoever plans ranges.
+
+    Raises:
+        LoadFailed: As `plan_range`, for what concerns the model alone.
+    """
+    return _build_outline(read_kind(model_dir))[2].refused_cuts
+
+
+def _build_outline(kind: ModelKind) -> tuple[PreTrainedModel, ModelOutline, LayerFlow]:
+    try:
+        with torch.device("meta"):
+            model = kind.model_class(kind.config)
+    except Exception as error:  # a model's own code may raise anything
+        message = f"transformers cannot build {kind.model_class.__name__}: {type(error).__name__}: {error}"
+        raise LoadFailed("model_unsupported", message, architecture=kind.model_class.__name__) from error
+    outline = describe_model(model, kind.config)
+    with _quiet_transformers():
+        flow = follow_layers(model, outline)
+    return model, replace(outline, embeds_everywhere=flow.needs_embedding), flow
+
+
+def _check_range(layers: LayerRange, outline: ModelOutline, flow: LayerFlow) -> None:
+    if layers.end > outline.num_layers:
+        message = f"layer range {layers} reaches past the model's {outline.num_layers} layers"
+        raise LoadFailed("range_outside_model", message, layers=str(layers), num_layers=outline.num_layers)
+    for cut in (layers.start, layers.end):
+        if cut in flow.refused_cuts:
+            message = f"layer range {layers} cuts the model before layer {cut}, but {flow.refused_cuts[cut]}"
+            raise LoadFailed("cut_refused", message, layers=str(layers), refused_cuts=sorted(flow.refused_cuts))
 
 
 def load_stage(
@@ -106,14 +138,23 @@ def load_stage(
     plan = plan_range(model_dir, layers)
     where = choose_device(device)
     kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
-    state = PassState()
+    state = PassState(plan.flow.tuple_len)
     with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
         model = _load_model(plan, state, reader, device=where.device, dtype=kind.dtype)
     watch_layers(model, plan.outline, layers, state)
     if plan.outline.is_last(layers):
         watch_head(model, plan.outline, state)
     weight_bytes = plan.weight_bytes(kind.dtype)
-    stage = Stage(model, plan.outline, layers, state, device=where.device, dtype=kind.dtype, weight_bytes=weight_bytes)
+    stage = Stage(
+        model,
+        plan.outline,
+        layers,
+        state,
+        flow=plan.flow,
+        device=where.device,
+        dtype=kind.dtype,
+        weight_bytes=weight_bytes,
+    )
     probe_stage(stage)
     log.info(
         "stage.loaded",
@@ -125,26 +166,6 @@ def load_stage(
         weight_bytes=weight_bytes,
     )
     return stage
-
-
-def _read_config(model_dir: Path) -> PreTrainedConfig:
-    if not (model_dir / "config.json").is_file():
-        raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
-    if getattr(config, "quantization_config", None) is not None:
-        raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")
-    return config
-
-
-def _causal_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    try:
-        return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    except KeyError as error:
-        message = f"transformers has no causal language model for {config.model_type!r}"
-        raise LoadFailed("model_unsupported", message, model_type=config.model_type) from error
 
 
 class _LazyTensor:

@@ -1,9 +1,9 @@
-"""A few tiny passes through a loaded stage: what its layers return, and whether they take a cache.
+"""A few tiny passes through a loaded stage: how its layers take positions, and whether they take a cache.
 
-Three positions are run as two and one. That shows what no config says: whether layers return tuples, which
-axis of a boundary counts positions, what a position takes in the cache, and whether layers that accept a cache
-also use it. Where a slot is opaque they are run again as one and two: some state-space layers of transformers
-cannot continue from their state by more than one position, and give something else without a word.
+Three positions are run as two and one. That shows what no config says: which axis of a boundary counts positions,
+what a position takes in the cache, and whether layers that accept a cache also use it. Where a slot is opaque they are
+run again as one and two: some state-space layers of transformers cannot continue from their state by more than one
+position, and give something else without a word.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def probe_stage(stage: Stage) -> None:
     if reason is None:
         return
     stage.supports_kv_cache, stage.no_cache_reason, stage.kv_bytes_per_token = False, reason, 0
-    error = _settle_layer_form(stage, cached=False)
+    error = _try_rehearsal(stage, cached=False)
     if error is not None:
         message = f"{type(stage.config).__name__}: a range of its layers cannot run alone: {_describe(error)}"
         raise LoadFailed("model_unsupported", message, layers=str(stage.layers)) from error
@@ -50,23 +50,16 @@ def _try_cached(stage: Stage) -> str | None:
     """Why the stage cannot keep a cache; None when it can."""
     if not stage.takes_cache:
         return "the model's forward takes no cache"
-    error = _settle_layer_form(stage, cached=True)
+    error = _try_rehearsal(stage, cached=True)
     return None if error is None else _describe(error)
 
 
-def _settle_layer_form(stage: Stage, *, cached: bool) -> Exception | None:
-    """Find out whether layers return tuples: the stand-ins before the range must return what the model expects."""
-    failure: Exception | None = None
-    for form in (None, 1):
-        stage.layer_form = form
-        try:
-            _rehearse(stage, cached=cached)
-        except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
-            failure = error
-            continue
-        if stage.is_first or (stage.layer_form is None) == (form is None):
-            return None
-    return failure or TypeError("layers return neither hidden states nor tuples of them")
+def _try_rehearsal(stage: Stage, *, cached: bool) -> Exception | None:
+    try:
+        _rehearse(stage, cached=cached)
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
+        return error
+    return None
 
 
 def _rehearse(stage: Stage, *, cached: bool) -> None:
@@ -104,11 +97,12 @@ def _learn_chunks(stage: Stage, item: StageInput, last: torch.Tensor, cache: Sta
 
 def _rehearsal_input(stage: Stage) -> StageInput:
     """Three positions that differ from each other, in the form in which the stage receives them."""
+    middle = stage.vocab_size // 2  # padding, whose embedding is zero, has a low id or the last
+    token_ids = (torch.arange(POSITIONS) + middle).unsqueeze(0) % stage.vocab_size
     if stage.is_first:
-        middle = stage.vocab_size // 2  # padding, whose embedding is zero, has a low id or the last
-        return StageInput(token_ids=(torch.arange(POSITIONS) + middle).unsqueeze(0) % stage.vocab_size)
+        return StageInput(token_ids=token_ids)
     noise = torch.randn(stage.peek(POSITIONS), generator=torch.Generator().manual_seed(0))
-    return StageInput(hidden_states=noise.to(stage.dtype))
+    return StageInput(token_ids=token_ids if stage.needs_token_ids else None, hidden_states=noise.to(stage.dtype))
 
 
 def _run_steps(stage: Stage, item: StageInput, steps: Sequence[int], cache: StageCache) -> list[torch.Tensor]:
@@ -116,11 +110,13 @@ def _run_steps(stage: Stage, item: StageInput, steps: Sequence[int], cache: Stag
 
 
 def _part(stage: Stage, item: StageInput, start: int, new_len: int, cache: StageCache | None) -> StageInput:
-    if item.hidden_states is None:
-        token_ids = None if item.token_ids is None else item.token_ids[:, start : start + new_len]
-        return StageInput(token_ids=token_ids, cache=cache, past_len=start)
-    hidden_states = item.hidden_states.narrow(stage.input_axis, start, new_len)
-    return StageInput(hidden_states=hidden_states, cache=cache, past_len=start)
+    token_ids, hidden_states = item.token_ids, item.hidden_states
+    return StageInput(
+        token_ids=None if token_ids is None else token_ids[:, start : start + new_len],
+        hidden_states=None if hidden_states is None else hidden_states.narrow(stage.input_axis, start, new_len),
+        cache=cache,
+        past_len=start,
+    )
 
 
 def _learn_output_axis(stage: Stage, long: torch.Size, short: torch.Size) -> None:

@@ -95,6 +95,16 @@ class Runner(Protocol):
         ...
 
     @property
+    def needs_token_ids(self) -> bool:
+        """It is not first, and its steps must carry token ids all the same."""
+        ...
+
+    @property
+    def refused_cuts(self) -> tuple[int, ...]:
+        """Layers of the model before which no range may begin."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
         ...

@@ -119,6 +119,8 @@ class NodeService:
             kv_bytes_max=bytes_max,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             context_len=runner.context_len or self.model.context_len,
+            needs_token_ids=runner.needs_token_ids,
+            refused_cuts=runner.refused_cuts,
         )
         store = self.store if self._limits.enabled else None
         self._executor = Executor(runner=runner, store=store, model=self.model.fingerprint, clock=self._clock)

@@ -7,7 +7,7 @@ attention, say), and because a step that fails half way leaves slots of differen
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -31,10 +31,10 @@ class RangeCache(DynamicCache):
     slot that is absent; `past_len` answers for those.
     """
 
-    def __init__(self, config: PreTrainedConfig, layers: LayerRange) -> None:
+    def __init__(self, config: PreTrainedConfig, layers: LayerRange, idle: Collection[int] = ()) -> None:
         super().__init__(config=config)
         self.past_len = 0
-        self.layers = [_choose_slot(slot, held=i in layers) for i, slot in enumerate(self.layers)]
+        self.layers = [_choose_slot(slot, held=i in layers and i not in idle) for i, slot in enumerate(self.layers)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions before this step, as the slot counts them if it does."""
@@ -57,10 +57,15 @@ class StageCache:
     Attributes:
         length: Positions held; a step that fails leaves it as it was.
         damaged: A step failed and a slot could not be put back: the session is lost.
+
+    Args:
+        config: The model's.
+        layers: The range.
+        idle: Layers that never run, and hold nothing.
     """
 
-    def __init__(self, config: PreTrainedConfig, layers: LayerRange) -> None:
-        self.slots = RangeCache(config, layers)
+    def __init__(self, config: PreTrainedConfig, layers: LayerRange, idle: Collection[int] = ()) -> None:
+        self.slots = RangeCache(config, layers, idle)
         self.length = 0
         self.damaged = False
 
@@ -114,12 +119,12 @@ class StageCache:
     def _put_back(self, slot: Any) -> bool:
         if isinstance(slot, GrowingLayer | WindowLayer):
             return slot.truncate(self.length)
-        return not (_is_opaque(slot) and any(True for _ in _tensors(slot)))
+        return not any(True for _ in _tensors(slot))
 
 
 def _choose_slot(slot: Any, *, held: bool) -> Any:
     if not held:
-        return AbsentLayer()  # type: ignore[no-untyped-call]
+        return AbsentLayer(slot)
     if type(slot) is DynamicLayer:
         return GrowingLayer()
     if type(slot) is DynamicSlidingWindowLayer:

@@ -6,18 +6,19 @@ carries is whatever the model's layers pass on, usually ``[1, T, hidden_size]``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from shard.call_names import CallNames
 from shard.head import head_alone
+from shard.layer_flow import LayerFlow
+from shard.model_outline import ModelOutline
 from shard.session_cache import StageCache
-from shard.weight_map import ModelOutline
 from shard.window import PassEnded, PassState
 from shared.errors import StepFailed
 from shared.layers import LayerRange
@@ -52,36 +53,6 @@ class StageInput:
     cancelled: Callable[[], bool] = never_cancelled
 
 
-@dataclass(frozen=True, slots=True)
-class CallNames:
-    """What this model's forward calls its arguments; None where it takes no such thing.
-
-    transformers renamed `past_key_values` to `cache`, and models differ in what they accept.
-    """
-
-    cache: str | None
-    position_ids: str | None
-    cache_position: str | None
-    use_cache: str | None
-    logits_to_keep: str | None
-
-    @classmethod
-    def of(cls, model_class: type[PreTrainedModel]) -> CallNames:
-        """Read them from the forward's signature."""
-        names = inspect.signature(model_class.forward).parameters
-
-        def first_of(*candidates: str) -> str | None:
-            return next((name for name in candidates if name in names), None)
-
-        return cls(
-            cache=first_of("cache", "past_key_values", "cache_params"),
-            position_ids=first_of("position_ids"),
-            cache_position=first_of("cache_position"),
-            use_cache=first_of("use_cache"),
-            logits_to_keep=first_of("logits_to_keep", "num_logits_to_keep"),
-        )
-
-
 class Stage:
     """One layer range, loaded. Everything but the attributes is for one thread at a time.
 
@@ -96,6 +67,8 @@ class Stage:
         context_len: Positions the model was trained for; 0 when unknown.
         is_first: It embeds token ids.
         is_last: It applies the final norm and the head.
+        needs_token_ids: It is not first, and its layers, or what is around them, need the token ids all the same.
+        refused_cuts: Layers of the whole model before which no range may begin, and why.
         weight_bytes: Bytes of its weights in memory.
         supports_kv_cache: False when the model's layers reject a cache; `no_cache_reason` says why.
         continues_in_chunks: False when layers continue from a cache by one position at a time only; longer steps
@@ -110,6 +83,7 @@ class Stage:
         layers: LayerRange,
         state: PassState,
         *,
+        flow: LayerFlow,
         device: torch.device,
         dtype: torch.dtype,
         weight_bytes: int,
@@ -117,10 +91,14 @@ class Stage:
         self._model = model
         self._outline = outline
         self._state = state
-        self._names = CallNames.of(type(model))
+        names = CallNames.of(type(model))
+        self._names = replace(names, position_ids=None) if flow.positions_from_ids else names
         self.config: PreTrainedConfig = model.config
         self.layers, self.num_layers = layers, outline.num_layers
         self.is_first, self.is_last = layers.start == 0, outline.is_last(layers)
+        self.needs_token_ids = flow.needs_token_ids and not self.is_first
+        self.refused_cuts = flow.refused_cuts
+        self._idle_layers = flow.idle_layers
         self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
         text_config = self.config.get_text_config(decoder=True)
         self.vocab_size: int = text_config.vocab_size
@@ -134,7 +112,7 @@ class Stage:
 
     def new_cache(self) -> StageCache:
         """An empty cache for one session."""
-        return StageCache(self.config, self.layers)
+        return StageCache(self.config, self.layers, self._idle_layers)
 
     def forward(self, batch: Sequence[StageInput]) -> list[torch.Tensor]:
         """Run steps, one after the other; gives one output each (see `run`).
@@ -177,7 +155,7 @@ class Stage:
             StepFailed: `out_of_memory`.
         """
         ids = torch.zeros((1, head_inputs_RH.shape[0]), dtype=torch.long, device=self.device)
-        arguments = self._arguments(StageInput(), ids, logits_to_keep=0)
+        arguments = self._arguments(StageInput(), ids)
         self._state.begin(injected=None, ends_early=False, cancelled=never_cancelled)
         try:
             inputs = head_inputs_RH.unsqueeze(0)
@@ -201,15 +179,6 @@ class Stage:
         return cast(torch.Size, self._state.placeholder_shape)
 
     @property
-    def layer_form(self) -> int | None:
-        """Items of the tuple that this model's layers return; None when they return hidden states alone."""
-        return self._state.tuple_len
-
-    @layer_form.setter
-    def layer_form(self, tuple_len: int | None) -> None:
-        self._state.tuple_len = tuple_len
-
-    @property
     def takes_cache(self) -> bool:
         """Whether the model's forward has a parameter for a cache."""
         return self._names.cache is not None
@@ -224,6 +193,8 @@ class Stage:
             token_ids = self._check_token_ids(item.token_ids)
         elif hidden_states is None:
             raise _bad_step("token_ids", "the first layer range needs token_ids")
+        elif self.needs_token_ids:
+            raise _bad_step("token_ids", "every layer range of this model needs token_ids")
         else:
             token_ids = torch.zeros((1, hidden_states.shape[self.input_axis]), dtype=torch.long, device=self.device)
         if item.output_len is not None and not 0 <= item.output_len <= token_ids.shape[1]:
@@ -297,9 +268,15 @@ class Stage:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What the range's last layer gave, or what came to the head, if the pass ends there, else logits ``[V]``."""
         ends_at_head = item.head_inputs and self.is_last
-        self._state.begin(injected=injected, ends_early=ends_early, ends_at_head=ends_at_head, cancelled=item.cancelled)
+        self._state.begin(
+            injected=injected,
+            ends_early=ends_early,
+            ends_at_head=ends_at_head,
+            last_only=True,
+            cancelled=item.cancelled,
+        )
         try:
-            outputs = self._model(**self._arguments(item, token_ids, logits_to_keep=0 if ends_at_head else 1))
+            outputs = self._model(**self._arguments(item, token_ids))
         except PassEnded:
             outputs = None
         finally:
@@ -308,7 +285,7 @@ class Stage:
             item.cache.commit(token_ids.shape[1])
         return hidden, None if outputs is None else outputs.logits[0, -1]
 
-    def _arguments(self, item: StageInput, token_ids: torch.Tensor, *, logits_to_keep: int) -> dict[str, Any]:
+    def _arguments(self, item: StageInput, token_ids: torch.Tensor) -> dict[str, Any]:
         names = self._names
         arguments: dict[str, Any] = {"input_ids": token_ids}
         past_len = item.cache.length if item.cache else 0
@@ -320,7 +297,7 @@ class Stage:
         if names.use_cache:
             arguments[names.use_cache] = item.cache is not None
         if names.logits_to_keep:
-            arguments[names.logits_to_keep] = logits_to_keep  # 0 keeps all
+            arguments[names.logits_to_keep] = 0  # all: some models drop positions before their last layers otherwise
         if names.cache and item.cache is not None:
             arguments[names.cache] = item.cache.begin()
         return arguments

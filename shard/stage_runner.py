@@ -84,6 +84,16 @@ class StageRunner:
         return self._stage.context_len
 
     @property
+    def needs_token_ids(self) -> bool:
+        """It is not first, and its steps must carry token ids all the same."""
+        return self._stage.needs_token_ids
+
+    @property
+    def refused_cuts(self) -> tuple[int, ...]:
+        """Layers of the model before which no range may begin."""
+        return tuple(self._stage.refused_cuts)
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
         return self._stage.vocab_size
@@ -134,6 +144,8 @@ class StageRunner:
             if token_ids is None:
                 raise bad_step("token_ids", "is missing, and this is the first hop")
             return
+        if token_ids is None and self._stage.needs_token_ids:
+            raise bad_step("token_ids", "is missing, and this model needs the ids on every hop")
         if hidden_states is None:
             raise bad_step("hidden_states", "is missing, and this is not the first hop")
         _check_kind("hidden_states", hidden_states, _FLOATS)

@@ -18,15 +18,7 @@ from typing import Self
 
 import torch
 
-from shard.weight_map import (
-    FLOATS,
-    LENGTH_BYTES,
-    TensorEntry,
-    group_by_file,
-    header_bytes,
-    parse_header,
-    parse_index,
-)
+from shard.weight_map import FLOATS, LENGTH_BYTES, TensorEntry, group_by_file, header_bytes, parse_header, parse_index
 from shared.errors import LoadFailed
 
 INDEX_FILE = "model.safetensors.index.json"

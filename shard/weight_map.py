@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint belong to a layer range: safetensors headers and names, without reading weights.
+"""Where a checkpoint's tensors are: safetensors headers and indices, without reading weights.
 
 A safetensors file is ``[8 bytes: header length N, little-endian][N bytes: JSON][tensor bytes]``. The JSON
 maps a name to ``{"dtype", "shape", "data_offsets": [begin, end]}``, offsets counted from the end of the
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from shared.errors import LoadFailed
-from shared.layers import LayerRange
 
 LENGTH_BYTES = 8
 HEADER_BYTES_MAX = 100_000_000
@@ -50,29 +48,6 @@ class TensorEntry:
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.num_elements * ITEM_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOutline:
-    """How a model names the parts that decide which tensors a range needs.
-
-    Args:
-        layer_list: Dotted path of the list of decoder layers, for example ``model.layers``.
-        num_layers: Decoder layers of the whole model.
-        embedding: Dotted name of the input embedding's weight.
-        head: Dotted name of the output head's weight.
-        tied: The head computes with the embedding's weight.
-    """
-
-    layer_list: str
-    num_layers: int
-    embedding: str
-    head: str
-    tied: bool
-
-    def is_last(self, layers: LayerRange) -> bool:
-        """Whether a range ends with the model's last layer."""
-        return layers.end == self.num_layers
 
 
 def parse_index(text: str) -> dict[str, str]:
@@ -142,39 +117,6 @@ def _parse_entry(name: str, value: object, file: str, data_start: int, file_byte
     return entry
 
 
-def layer_index(name: str, layer_list: str) -> int | None:
-    """Which decoder layer a tensor belongs to; None for embeddings, norms and heads.
-
-    The number that follows the last name of the list's path for the first time: a checkpoint may have another
-    prefix than the model, and experts and the like have their own numbers further right.
-    """
-    list_name = layer_list.rpartition(".")[2]
-    for part, following in pairwise(name.split(".")):
-        if part == list_name and following.isdecimal():
-            return int(following)
-    return None
-
-
-def select_names(names: Collection[str], outline: ModelOutline, layers: LayerRange) -> dict[str, str]:
-    """Choose the tensors that a range needs: name in the checkpoint → name to load it as.
-
-    The two names differ only where a checkpoint keeps embedding and head once: the first range loads it as
-    embedding, the last as head. What belongs to no layer and is neither (final norm, learned positions,
-    per-layer embeddings) is small or needed everywhere, and is loaded by every range.
-    """
-    embeddings = [name for name in names if _same_parameter(name, outline.embedding)]
-    heads = [name for name in names if _same_parameter(name, outline.head)]
-    special = {*embeddings, *heads}
-    chosen = {name: name for name in names if name not in special and _is_in_range(name, outline.layer_list, layers)}
-    if outline.tied:
-        embeddings = heads = embeddings or heads
-    if layers.start == 0:
-        chosen.update((name, outline.embedding) for name in embeddings)
-    if outline.is_last(layers) and not (outline.tied and layers.start == 0):
-        chosen.update((name, outline.head) for name in heads)
-    return chosen
-
-
 def range_bytes(entries: Iterable[TensorEntry], item_bytes: int | None = None) -> int:
     """Bytes of the given tensors, each float taking `item_bytes` if given, else what it takes in the file."""
     return sum(
@@ -197,16 +139,6 @@ def group_by_file(names: Iterable[str], files: Mapping[str, str]) -> dict[str, l
     for name in names:
         grouped.setdefault(files[name], []).append(name)
     return grouped
-
-
-def _is_in_range(name: str, layer_list: str, layers: LayerRange) -> bool:
-    layer = layer_index(name, layer_list)
-    return layer is None or layer in layers
-
-
-def _same_parameter(name: str, parameter: str) -> bool:
-    """Whether a checkpoint's name means the model's parameter: one may carry a prefix that the other lacks."""
-    return name == parameter or name.endswith(f".{parameter}") or parameter.endswith(f".{name}")
 
 
 def _read_counts(value: object) -> list[int] | None:

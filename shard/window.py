@@ -28,7 +28,7 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.weight_map import ModelOutline
+from shard.model_outline import ModelOutline
 from shared.errors import LoadFailed, StepFailed
 from shared.layers import LayerRange
 
@@ -46,22 +46,24 @@ class PassState:
         ends_early: End the pass after the range's last layer.
         cancelled: Asked before each layer.
         ends_at_head: End the pass where hidden states enter the head.
+        last_only: The head computes the last position alone.
         head_inputs: What the head gets instead of what the model brings to it.
         captured: What the range's last layer gave, or what came to the head.
         placeholder_shape: What the injection saw the model bring, that is the boundary's shape.
         tuple_len: Items in what this model's layers return; None when they return the hidden states alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tuple_len: int | None = None) -> None:
         self.injected: torch.Tensor | None = None
         self.peeking = False
         self.ends_early = False
         self.ends_at_head = False
+        self.last_only = False
         self.head_inputs: torch.Tensor | None = None
         self.cancelled: Callable[[], bool] = _never
         self.captured: torch.Tensor | None = None
         self.placeholder_shape: torch.Size | None = None
-        self.tuple_len: int | None = None
+        self.tuple_len = tuple_len
 
     def begin(
         self,
@@ -69,11 +71,12 @@ class PassState:
         injected: torch.Tensor | None,
         ends_early: bool,
         ends_at_head: bool = False,
+        last_only: bool = False,
         cancelled: Callable[[], bool],
     ) -> None:
         """Set the stage for one pass."""
         self.injected, self.cancelled = injected, cancelled
-        self.ends_early, self.ends_at_head = ends_early, ends_at_head
+        self.ends_early, self.ends_at_head, self.last_only = ends_early, ends_at_head, last_only
 
     def end(self) -> torch.Tensor | None:
         """Forget the pass; gives what was captured."""
@@ -164,14 +167,16 @@ def describe_model(model: PreTrainedModel, config: PreTrainedConfig) -> ModelOut
     Raises:
         LoadFailed: `model_unsupported` when it has no list of decoder layers, embedding or head.
     """
-    num_layers = config.get_text_config(decoder=True).num_hidden_layers
+    num_layers: int | None = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if num_layers is None:
+        raise unsupported(model, "its config does not say how many layers it has")
     paths = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == num_layers
     ]
     if not paths:
-        raise _unsupported(model, f"it has no list of {num_layers} decoder layers")
+        raise unsupported(model, f"it has no list of {num_layers} decoder layers")
     embedding = _name_of(model, model.get_input_embeddings(), "input embedding")
     head = _name_of(model, model.get_output_embeddings(), "output head")  # type: ignore[no-untyped-call]
     return ModelOutline(
@@ -180,6 +185,7 @@ def describe_model(model: PreTrainedModel, config: PreTrainedConfig) -> ModelOut
         embedding=f"{embedding}.weight",
         head=f"{head}.weight",
         tied=f"{head}.weight" in model.all_tied_weights_keys,
+        ties=dict(model.all_tied_weights_keys),
     )
 
 
@@ -202,12 +208,11 @@ def open_window(model: PreTrainedModel, outline: ModelOutline, layers: LayerRang
     for i, layer in enumerate(stack):
         if i not in layers:
             stack[i] = (Injection if i == layers.start - 1 else PassThrough)(layer, state)
-    if layers.start > 0:
+    if not outline.embeds(layers):
         _replace(model, outline.embedding, ZeroEmbedding)
     if not outline.is_last(layers):
         _replace(model, outline.head, AbsentHead)
-    if len(layers) < outline.num_layers:
-        model.all_tied_weights_keys = {}  # embedding and head are not both here
+    model.all_tied_weights_keys = outline.ties_within(layers)
 
 
 def watch_layers(model: PreTrainedModel, outline: ModelOutline, layers: LayerRange, state: PassState) -> None:
@@ -219,11 +224,8 @@ def watch_layers(model: PreTrainedModel, outline: ModelOutline, layers: LayerRan
             raise StepFailed("cancelled", "the step was cancelled while it ran")
 
     def capture(_module: nn.Module, _args: Any, output: Any) -> None:
-        is_tuple = isinstance(output, tuple | list)
-        hidden = output[0] if is_tuple else output
-        state.tuple_len = len(output) if is_tuple else None
         if state.ends_early:
-            state.captured = hidden
+            state.captured = output[0] if isinstance(output, tuple | list) else output
             raise PassEnded
 
     for i in range(layers.start, layers.end):
@@ -245,10 +247,11 @@ def _name_of(model: PreTrainedModel, wanted: nn.Module | None, what: str) -> str
     for name, module in model.named_modules():
         if module is wanted:
             return str(name)
-    raise _unsupported(model, f"it has no {what}")
+    raise unsupported(model, f"it has no {what}")
 
 
-def _unsupported(model: PreTrainedModel, why: str) -> LoadFailed:
+def unsupported(model: PreTrainedModel, why: str) -> LoadFailed:
+    """The error for a model that cannot be served in ranges, and why."""
     name = type(model).__name__
     return LoadFailed("model_unsupported", f"{name} cannot be cut into layer ranges: {why}", architecture=name)
 

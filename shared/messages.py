@@ -168,6 +168,9 @@ class NodeInfo(Struct):
         kv_bytes_max: Byte budget of all its sessions.
         kv_bytes_per_token: What one position of one session takes, for admission.
         context_len: Positions the model was trained for; 0 when unknown.
+        needs_token_ids: It is not first, and wants the steps' token ids beside their hidden states.
+        refused_cuts: Layers of the model before which no range may begin, because a layer behind the cut uses what one
+            before it gave.
     """
 
     node: str = required(ID)
@@ -188,6 +191,8 @@ class NodeInfo(Struct):
     kv_bytes_max: int = optional(COUNT, 0)
     kv_bytes_per_token: int = optional(COUNT, 0)
     context_len: int = optional(COUNT, 0)
+    needs_token_ids: bool = optional(BOOL, False)
+    refused_cuts: tuple[int, ...] = optional(COUNTS, ())
 
     @property
     def is_first(self) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ from shard.stage_runner import StageRunner
 from shared.layers import LayerRange
 from shared.messages import SamplingParams
 from tests.conftest import TinyModels
+from tests.support.architectures import tiny_config
 from tests.support.live_node import LiveNode, running_node
+from tests.support.parity_case import build_whole
 from tests.support.reference import Reference
 from tests.support.tiny_models import KINDS, NUM_LAYERS, SLIDING_WINDOW
 
@@ -125,6 +128,22 @@ async def test_every_cut_gives_the_tokens_of_one_process(
     async with running_mesh(tiny_model(kind), layers, cached=False) as (generator, _):
         assert await generate(generator, prompt_ids, GREEDY) == expected
         assert await generate(generator, prompt_ids, SEEDED) == sampled
+
+
+async def test_a_model_that_needs_ids_on_every_hop(tmp_path: Path) -> None:
+    """Gemma 3n: its later layers look at the ids again, with every step, also after a replay and without a cache."""
+    tiny_config("gemma3n_text").save_pretrained(tmp_path)
+    whole: Any = build_whole(tmp_path)
+    prompt_ids = list(range(5, 20))
+    ids = whole.generate(torch.tensor([prompt_ids]), max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=None)
+    expected = ids[0, len(prompt_ids) :].tolist()
+    layers = [LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, NUM_LAYERS)]
+    async with running_mesh(tmp_path, layers, cached=True) as (generator, nodes):
+        assert await generate(generator, prompt_ids, GREEDY) == expected
+        for node in nodes:
+            assert await generate(generator, prompt_ids, GREEDY, forget=node) == expected
+    async with running_mesh(tmp_path, layers, cached=False) as (generator, _):
+        assert await generate(generator, prompt_ids, GREEDY) == expected
 
 
 async def test_single_layer_nodes(tiny_model: TinyModels, references: dict[str, Reference]) -> None:

@@ -90,6 +90,7 @@ sampling_params = st.builds(
 node_infos = st.builds(
     NodeInfo, node=ids, pid=counts, model=ids, model_name=text, layers=layer_ranges, num_layers=counts, state=states,
     kv_cache=st.booleans(), sampling=st.lists(ids, max_size=3).map(tuple), kv_ttl_s=st.floats(0, 1e6),
+    needs_token_ids=st.booleans(), refused_cuts=st.lists(counts, max_size=3).map(tuple),
 )  # fmt: skip
 node_stats = st.builds(
     NodeStats, state=states, steps=counters, misses=counters, evictions=counters, errors=counters, busy_us=counts

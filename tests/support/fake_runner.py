@@ -65,6 +65,8 @@ class FakeRunner:
         step_s: What each step takes at least, in slices that look for cancellation.
         position_s: What each entering position takes on top.
         supports_kv_cache: As a model whose layers reject a cache.
+        needs_token_ids: As a model that wants ids on every hop.
+        refused_cuts: As a model whose layers share something.
         text_tail: As an old tail: `text` instead of `token_ids`; see `text_of`.
         before: Called with each step on the compute thread before it is computed; may raise or block.
     """
@@ -76,6 +78,8 @@ class FakeRunner:
     position_s: float = 0.0
     supports_kv_cache: bool = True
     text_tail: bool = False
+    needs_token_ids: bool = False
+    refused_cuts: tuple[int, ...] = ()
     context_len: int = 0
     device: str = "cpu"
     dtype: str = "f32"

@@ -104,6 +104,7 @@ class ScriptedNode:
         text_tail: As an old tail: text instead of ids.
         token_ids: Whether it announces ids; by default the truth.
         streams: Hidden states of rank 4 instead of 3.
+        needs_token_ids: Every step must carry token ids, whatever its range.
         step_s: What each step takes; steps are computed one after the other.
         sessions_max: And the following: what it announces.
         loses_fork: Whether a fork comes to nothing.
@@ -119,6 +120,7 @@ class ScriptedNode:
     text_tail: bool = False
     token_ids: bool | None = None
     streams: bool = False
+    needs_token_ids: bool = False
     step_s: float = 0.0
     sessions_max: int = 8
     bytes_max: int = 0
@@ -173,6 +175,7 @@ class ScriptedNode:
             kv_bytes_max=self.bytes_max,
             kv_bytes_per_token=self.bytes_per_token,
             context_len=self.context_len,
+            needs_token_ids=self.needs_token_ids,
             sampling=self.sampling,
             features=self.features,
         )
@@ -180,7 +183,7 @@ class ScriptedNode:
     @property
     def stage(self) -> Stage:
         """What it computes."""
-        return Stage(self.layers, self.num_layers, self.text_tail, self.streams)
+        return Stage(self.layers, self.num_layers, self.text_tail, self.streams, self.needs_token_ids)
 
     # --- what tests do to it --------------------------------------------------------------------
 

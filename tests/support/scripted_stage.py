@@ -52,12 +52,14 @@ class Stage:
         num_layers: Of the whole model.
         text_tail: As an old tail: text instead of ids.
         streams: Hidden states of rank 4 instead of 3.
+        needs_token_ids: Every step must carry token ids.
     """
 
     layers: LayerRange
     num_layers: int
     text_tail: bool = False
     streams: bool = False
+    needs_token_ids: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -86,7 +88,7 @@ class Stage:
 
     def _check(self, step: Step, tensors: Mapping[str, WireTensor], sampling: SamplingParams | None) -> None:
         expected = {"hidden_states" if self.layers.start else "token_ids"}
-        if self.is_last and sampling is not None and sampling.needs_history:
+        if self.needs_token_ids or (self.is_last and sampling is not None and sampling.needs_history):
             expected.add("token_ids")
         if self.is_last and step.score is not None:
             expected.add("target_ids")

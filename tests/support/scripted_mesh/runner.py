@@ -69,6 +69,8 @@ class ScriptedRunner:
     dtype: str = "f32"
     supports_kv_cache: bool = True
     kv_bytes_per_token: int = 1
+    needs_token_ids: bool = False
+    refused_cuts: tuple[int, ...] = ()
 
     @property
     def returns_token_ids(self) -> bool:

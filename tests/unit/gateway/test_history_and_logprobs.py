@@ -58,6 +58,18 @@ async def test_a_stateless_hop_is_told_the_whole_history(hops: tuple[int, ...], 
         await check(mesh, BOTH)
 
 
+@pytest.mark.parametrize("fate", [None, Miss(), Crash(1.0), Miss("disabled")])
+@pytest.mark.parametrize("journal_bytes_max", [1 << 30, 0])
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.7, seed=3), HISTORY])
+async def test_hops_that_want_ids_get_them(fate: Fate | None, journal_bytes_max: int, sampling: SamplingParams) -> None:
+    """With every step, also one that rebuilds; hops that do not want them are spared."""
+    cuts, options = ["0:1", "1:3", "3:5", "5:6"], {hop: {"needs_token_ids": True} for hop in (1, 2)}
+    async with scripted_mesh(cuts, node_options=options, journal_bytes_max=journal_bytes_max) as mesh:
+        if fate is not None:
+            mesh.nodes[1].script = nth(3, fate)
+        await check(mesh, sampling, prompt_ids=LONG_PROMPT)
+
+
 async def test_a_tail_that_returns_text_is_told_the_history() -> None:
     """With every prefill."""
     async with scripted_mesh(node_options={2: {"text_tail": True}}) as mesh:

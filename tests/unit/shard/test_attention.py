@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from transformers import Gemma2ForCausalLM, Qwen2ForCausalLM
+from transformers import DeepseekV32ForCausalLM, Gemma2ForCausalLM, Qwen2ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from shard import attention
@@ -64,3 +64,8 @@ def test_only_models_that_take_any_attention_get_ours() -> None:
     """A model that cannot use sdpa keeps transformers' choice."""
     assert choose_attention(Qwen2ForCausalLM) == ATTENTION
     assert choose_attention(Gemma2ForCausalLM) is None
+
+
+def test_a_model_that_asks_for_the_attentions_name_keeps_its_own() -> None:
+    """One with an indexer would let an attention that it does not know attend to what the indexer has ruled out."""
+    assert choose_attention(DeepseekV32ForCausalLM) is None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shard.linear import PackedLinear, can_pack, pack_linears, packable_weights
-from shard.weight_map import ModelOutline
+from shard.model_outline import ModelOutline
 
 CPU = torch.device("cpu")
 needs_packing = pytest.mark.skipif(

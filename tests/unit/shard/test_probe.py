@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from shard.loader import load_stage
 from shard.stage import Stage, StageInput
-from shared.errors import LoadFailed
+from shared.errors import LoadFailed, StepFailed
 from shared.layers import LayerRange
 from tests.support.odd_models import VOCAB_SIZE, build_odd_model
 
@@ -112,13 +112,13 @@ def test_several_residual_streams_cross_a_boundary(tmp_path: Path) -> None:
     assert output.shape == (4, 1, 2, 32)
 
 
-def test_layers_of_lists_and_tuples_are_recognized(tmp_path: Path) -> None:
-    """The stand-ins before a range return what the model expects of its layers."""
-    with capture_logs():
-        _, second = build_and_cut("openai-gpt", tmp_path / "lists")
-        _, plain = build_and_cut("gpt2", tmp_path / "plain")
-    assert second.layer_form is not None
-    assert plain.layer_form is None
+def test_a_range_that_needs_ids_says_so(tmp_path: Path) -> None:
+    """The layers of some models look at the token ids again: a later range refuses a step without them."""
+    first, second = build_and_cut("gemma3n", tmp_path)
+    assert (first.needs_token_ids, second.needs_token_ids) == (False, True)
+    hidden = first.run(StageInput(token_ids=torch.tensor([[3, 4, 5]])))
+    with pytest.raises(StepFailed, match="every layer range of this model needs token_ids"):
+        second.run(StageInput(hidden_states=hidden))
 
 
 def test_a_model_that_cannot_run_at_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

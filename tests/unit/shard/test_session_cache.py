@@ -31,6 +31,23 @@ def test_slots_keep_absolute_indices() -> None:
     assert kinds_of(cache) == [AbsentLayer, AbsentLayer, GrowingLayer, GrowingLayer, AbsentLayer, AbsentLayer]
 
 
+def test_a_layer_that_never_runs_holds_nothing() -> None:
+    """Cross-attention to images, say, when there is only text; its slot is as empty as a fresh one."""
+    cache = StageCache(config("llama"), LayerRange(2, 5), idle={3})
+    assert kinds_of(cache)[2:5] == [GrowingLayer, AbsentLayer, GrowingLayer]
+    assert not cache.slots.layers[3].is_initialized
+
+
+def test_what_a_model_keeps_in_an_absent_slot_is_lost_with_a_failed_step() -> None:
+    """Positions that all layers look at are kept in one slot, wherever its layer is: they cannot be put back."""
+    cache = StageCache(config("llama"), LayerRange(0, 1))
+    cache.abort(0)
+    assert not cache.damaged
+    cache.slots.layers[3].positions = torch.arange(4)
+    cache.abort(0)
+    assert cache.damaged
+
+
 def test_each_kind_of_layer_gets_its_kind_of_slot() -> None:
     """Sliding windows are bounded; linear attention stays transformers' own."""
     assert (

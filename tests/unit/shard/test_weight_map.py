@@ -1,4 +1,4 @@
-"""Headers, names and ranges: what of a checkpoint a node reads, decided without reading it."""
+"""Headers and indices: where a checkpoint's tensors are, found without reading them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,8 @@ from typing import Any
 
 import pytest
 
-from shard.weight_map import (
-    ModelOutline,
-    TensorEntry,
-    header_bytes,
-    layer_index,
-    majority_float,
-    parse_header,
-    parse_index,
-    range_bytes,
-    select_names,
-)
+from shard.weight_map import TensorEntry, header_bytes, majority_float, parse_header, parse_index, range_bytes
 from shared.errors import LoadFailed
-from shared.layers import LayerRange
-
-UNTIED = ModelOutline("model.layers", 3, "model.embed_tokens.weight", "lm_head.weight", tied=False)
-TIED = ModelOutline("model.layers", 3, "model.embed_tokens.weight", "lm_head.weight", tied=True)
-LAYER_NAMES = [f"model.layers.{i}.mlp.experts.{j}.weight" for i in range(3) for j in range(2)]
-EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-PER_LAYER = "model.embed_tokens_per_layer.weight"
-NAMES = [EMBED, *LAYER_NAMES, NORM, HEAD, PER_LAYER]
 
 
 def header(**tensors: Any) -> bytes:
@@ -37,55 +19,6 @@ def header(**tensors: Any) -> bytes:
 def entry(dtype: Any = "BF16", shape: Any = (2, 3), offsets: Any = (0, 12)) -> dict[str, Any]:
     """One tensor's description, as JSON has it."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "special"),
-    [(0, 1, {EMBED}), (1, 2, set()), (2, 3, {HEAD}), (0, 3, {EMBED, HEAD})],
-)
-def test_a_range_gets_its_layers_and_ends(start: int, end: int, special: set[str]) -> None:
-    """The first range embeds, the last projects; what belongs to no layer comes along everywhere."""
-    chosen = select_names(NAMES, UNTIED, LayerRange(start, end))
-    layers = {name for name in LAYER_NAMES if start <= int(name.split(".")[2]) < end}
-    assert set(chosen) == layers | special | {NORM, PER_LAYER}
-    assert all(name == load_as for name, load_as in chosen.items())
-
-
-@pytest.mark.parametrize("stored", [EMBED, HEAD])
-@pytest.mark.parametrize(("start", "end", "load_as"), [(0, 1, EMBED), (1, 2, None), (2, 3, HEAD), (0, 3, EMBED)])
-def test_a_tied_matrix_is_loaded_as_what_the_range_uses(stored: str, start: int, end: int, load_as: str | None) -> None:
-    """A checkpoint may keep the tied matrix under either name; no range loads it twice."""
-    names = [stored, *LAYER_NAMES, NORM]
-    chosen = select_names(names, TIED, LayerRange(start, end))
-    assert chosen.get(stored) == load_as
-
-
-def test_a_tied_matrix_stored_twice_is_loaded_once() -> None:
-    """The embedding's copy is the one that counts."""
-    chosen = select_names(NAMES, TIED, LayerRange(2, 3))
-    assert chosen[EMBED] == HEAD
-    assert HEAD not in chosen
-
-
-def test_names_without_the_models_prefix_are_recognized() -> None:
-    """Checkpoints of the bare decoder leave out `model.`."""
-    names = ["embed_tokens.weight", "layers.0.w", "layers.2.w", "norm.weight"]
-    assert set(select_names(names, UNTIED, LayerRange(0, 1))) == {"embed_tokens.weight", "layers.0.w", "norm.weight"}
-
-
-@pytest.mark.parametrize(
-    ("name", "layer_list", "expected"),
-    [
-        ("model.layers.11.mlp.experts.7.up", "model.layers", 11),
-        ("transformer.h.3.attn.weight", "transformer.h", 3),
-        ("model.norm.weight", "model.layers", None),
-        ("layers.5.layers.2.w", "model.layers", 5),
-        ("model.layers.x.w", "model.layers", None),
-    ],
-)
-def test_the_layer_is_the_first_number_after_the_lists_name(name: str, layer_list: str, expected: int | None) -> None:
-    """Numbers further right are experts."""
-    assert layer_index(name, layer_list) == expected
 
 
 def test_a_header_gives_absolute_offsets() -> None:

@@ -1,0 +1,76 @@
+"""Which of transformers' causal language models a folder's config asks for, or why none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from shared.errors import LoadFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """What is built.
+
+    Args:
+        config: Of the model that is built.
+        model_class: The model's own class.
+        is_part: The folder holds a larger model (with vision or audio), of which this is the text part.
+    """
+
+    config: PreTrainedConfig
+    model_class: type[PreTrainedModel]
+    is_part: bool
+
+
+def read_kind(model_dir: Path) -> ModelKind:
+    """Read a folder's config.
+
+    Raises:
+        LoadFailed: `model_not_found`; `model_unsupported`, with the reason.
+    """
+    config = _read_config(model_dir)
+    if config.is_encoder_decoder:
+        raise _unsupported(config, "is an encoder-decoder; only decoders are served")
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "is_decoder", True) is False:
+        raise _unsupported(config, "is an encoder (its config says is_decoder: false), whose tokens see later ones")
+    text_class, whole_class = _mapped(text), _mapped(config)
+    if text is config or text_class is None:
+        text_class = whole_class
+    if text_class is None:
+        raise _unsupported(config, "has no causal language model in transformers")
+    if whole_class is not None and whole_class is not text_class and whole_class.config_class is type(config):
+        is_own_kind = whole_class.__name__.endswith("ForCausalLM")  # and not the text model with other parts beside it
+        text_class = whole_class if is_own_kind else text_class
+    takes_text = text is not config and text_class.config_class is not type(config)
+    return ModelKind(text if takes_text else config, text_class, is_part=takes_text)
+
+
+def _mapped(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]) if known else None
+
+
+def _read_config(model_dir: Path) -> PreTrainedConfig:
+    if not (model_dir / "config.json").is_file():
+        raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")
+    return config
+
+
+def _unsupported(config: PreTrainedConfig, why: str) -> LoadFailed:
+    message = f"model type {config.model_type!r} {why}"
+    return LoadFailed("model_unsupported", message, model_type=config.model_type)
