@@ -36,9 +36,8 @@ def hidden_states(tensors: Mapping[str, WireTensor], new_len: int) -> StepInput:
     if tensor is None:
         raise StepFailed("bad_answer", "a hop that is not last answered without hidden_states")
     if not position_axes(tensor.shape, new_len):
-        raise StepFailed(
-            "bad_answer", f"hidden_states {list(tensor.shape)} are not of the {new_len} positions asked for"
-        )
+        got = list(tensor.shape)
+        raise StepFailed("bad_answer", f"hidden_states {got} are not of the {new_len} positions asked for")
     return StepInput("hidden_states", tensor, new_len)
 
 
