@@ -111,13 +111,15 @@ async def serve(
     mesh = create_mesh(
         settings.nodes, gateway_id=gateway_id, model=folder.fingerprint, token=settings.mesh_token, clock=clock
     )
+    config = read_config(folder.path)
     generator = create_generator(
         mesh,
         model=folder.fingerprint,
-        num_layers=read_config(folder.path).num_layers,
+        num_layers=config.num_layers,
         encode_text=tokenizer.encode_text,
         settings=settings.generation,
         clock=clock,
+        vocab_size=config.vocab_size or None,
     )
     state = GatewayState(
         model=ServedModel(

@@ -38,6 +38,11 @@ class AnswerEncoder(Protocol):
 
     keep_alive: bytes
     """What is sent into a silence: a comment that no client shows."""
+    works_in_threads: bool
+    """Whether its methods touch only what they are given and what is its own, and so may run in any thread, one at a
+    time."""
+    prompt_tokens_shown: int
+    """Tokens of prompts that the answer shows, counted once for each choice that shows them."""
 
     def begin(self, scores: PromptScores) -> bytes:
         """Before the first token, or before a silence is filled."""

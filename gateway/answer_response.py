@@ -10,14 +10,17 @@ then a refusal or failure is a response of its own with its own status; after th
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import structlog
 from litestar.types import Receive, Scope, Send
 
 from gateway.answer import Answer
 from gateway.answer_encoder import AnswerEncoder, Usage
+from gateway.answer_threads import Part, WantedAnswers, encode
 from gateway.client_watch import client_gone
 from gateway.generation_request import Token
 from gateway.openai_errors import HTTP_INTERNAL_ERROR, ApiError, from_mesh_error, internal_error, not_ready
@@ -65,6 +68,8 @@ class AnswerResponse:
         self._limits = limits
         self._record = record
         self._clock = clock
+        self._unshown = set(range(len(answers)))
+        self._gone = threading.Event()
         self._feed: TokenFeed | None = None
         self._generation: asyncio.Task[None] | None = None
 
@@ -86,7 +91,7 @@ class AnswerResponse:
         failure: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             generation = self._generation = tasks.create_task(feed.run())
-            watch = tasks.create_task(_leave_with_client(receive, feed, generation))
+            watch = tasks.create_task(self._leave_with_client(receive, feed, generation))
             try:
                 await (self._write_stream(feed, writer) if self._stream else self._write_whole(feed, writer))
             except asyncio.CancelledError:  # the server's time for draining is over: say so, and end
@@ -94,6 +99,7 @@ class AnswerResponse:
             except Exception as error:  # noqa: BLE001 - handled below, where no group wraps what is raised
                 failure = error
             finally:
+                self._gone.set()
                 generation.cancel()
                 watch.cancel()
                 self._note_figures()
@@ -103,27 +109,41 @@ class AnswerResponse:
     async def _write_whole(self, feed: TokenFeed, writer: ResponseWriter) -> None:
         while not self._is_complete(feed):
             for token in await self._take(feed):
-                self._push(feed, token, frames=None)
-        await writer.write_whole(self._encoder.whole(self._answers, feed.prompt_scores, self.usage()))
+                self._push(feed, token, parts=None)
+        answers = WantedAnswers(self._answers, self._gone)
+        whole = partial(self._encoder.whole, answers, feed.prompt_scores, self.usage())
+        await writer.write_whole(await self._encode([whole], self.usage().completion_tokens))
 
     async def _write_stream(self, feed: TokenFeed, writer: ResponseWriter) -> None:
         has_begun = is_complete = False
         while not is_complete:
             tokens = await self._take(feed)
-            frames: list[bytes] = []
+            parts: list[Part] = []
             if not has_begun and (tokens or feed.has_ended):
                 has_begun = True
-                frames.append(self._encoder.begin(feed.prompt_scores))
-                frames.extend(self._encoder.finish(choice, answer) for choice, answer in self._ended_answers())
+                parts.append(partial(self._encoder.begin, feed.prompt_scores))
+                parts.extend(partial(self._encoder.finish, choice, answer) for choice, answer in self._ended_answers())
             for token in tokens:
-                self._push(feed, token, frames)
+                self._push(feed, token, parts)
             is_complete = self._is_complete(feed)
             if is_complete:
-                frames.append(self._encoder.end(self.usage()))
-            data = b"".join(frames)
+                parts.append(partial(self._encoder.end, self.usage()))
+            data = await self._encode(parts, len(tokens))
+            self._unshown.difference_update(token.choice for token in tokens)
             if not data and writer.quiet_s >= self._limits.keep_alive_s:
                 data = self._encoder.keep_alive  # nothing came, or nothing that shows
             await writer.write(data, last=is_complete)
+
+    async def _encode(self, parts: Sequence[Part], tokens: int) -> bytes:
+        """Make parts of the answer that show so many generated tokens, and perhaps prompts.
+
+        Raises:
+            ClientLeft: Nobody waits for them.
+        """
+        if not self._encoder.works_in_threads:
+            return b"".join([part() for part in parts])
+        shown = self._encoder.prompt_tokens_shown if self._unshown else 0
+        return await encode(parts, tokens=tokens + shown, gone=self._gone)
 
     async def _take(self, feed: TokenFeed) -> list[Token]:
         """The tokens that have come; none after a silence, or when none will.
@@ -142,22 +162,22 @@ class AnswerResponse:
             return False
         return feed.has_ended or any(answer.completion_tokens for answer in self._answers)
 
-    def _push(self, feed: TokenFeed, token: Token, frames: list[bytes] | None) -> None:
-        """Let a token enter its answer, and its answer's frames if this is a stream."""
+    def _push(self, feed: TokenFeed, token: Token, parts: list[Part] | None) -> None:
+        """Let a token enter its answer, and its answer's part of the stream if this is one."""
         answer = self._answers[token.choice]
         if token.choice not in self._open:
             return  # tokens that were on their way when the answer ended
         if "ttft_ms" not in self._record.fields:
             self._note_first_token()
         piece = answer.push(token)
-        if frames is not None:
-            frames.append(self._encoder.piece(token.choice, piece))
+        if parts is not None:
+            parts.append(partial(self._encoder.piece, token.choice, piece))
         if not answer.has_finished:
             return
         self._open.discard(token.choice)
         feed.finish(token.choice)
-        if frames is not None:
-            frames.append(self._encoder.finish(token.choice, answer))
+        if parts is not None:
+            parts.append(partial(self._encoder.finish, token.choice, answer))
 
     def _ended_answers(self) -> list[tuple[int, Answer]]:
         """Those that ended before a token came: none was to be generated."""
@@ -207,9 +227,9 @@ class AnswerResponse:
         if len(self._answers) > 1:
             self._record.fields["choices"] = len(self._answers)
 
-
-async def _leave_with_client(receive: Receive, feed: TokenFeed, generation: asyncio.Task[None]) -> None:
-    """End the generation as soon as the client is gone, even while nothing is being sent to it."""
-    await client_gone(receive)
-    feed.fail(ClientLeft())
-    generation.cancel()
+    async def _leave_with_client(self, receive: Receive, feed: TokenFeed, generation: asyncio.Task[None]) -> None:
+        """End generation and encoding as soon as the client is gone, even while nothing is being sent to it."""
+        await client_gone(receive)
+        self._gone.set()
+        feed.fail(ClientLeft())
+        generation.cancel()

@@ -70,11 +70,13 @@ class ChatEncoder:
     """
 
     keep_alive = KEEP_ALIVE
+    works_in_threads = True
 
     def __init__(self, identity: CompletionIdentity, options: ChatOptions, *, choices: int = 1) -> None:
         self._identity = identity
         self._options = options
         self._choices = choices
+        self.prompt_tokens_shown = len(options.prompt_ids) * choices if options.token_ids else 0
         self._completion_tokens = 0
         self._reasoning_tokens = 0
         self._head = b"data: " + json_bytes(self._shared("chat.completion.chunk"))[:-1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import mark_control_tokens
+from transformers.utils.chat_template_utils import mark_control_tokens, render_jinja_template
 
 from gateway.chat_request import TemplateAsked
 from gateway.openai_errors import ApiError, invalid_value, quoted, unsupported
@@ -29,8 +29,11 @@ FAULT_CHARS_MAX = 500
 """How much of a template's own words is repeated: transformers quotes the whole chat in some."""
 PART_SEPARATOR = "\n"
 """Between text parts, for templates that take strings."""
-RESERVED_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {"messages"}
-"""Names that mean something to transformers itself."""
+RESERVED_VARIABLES = frozenset({"messages"}).union(
+    inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+    inspect.signature(render_jinja_template).parameters,
+)
+"""Names that mean something to transformers itself: variables pass through both functions by name."""
 EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking")
 
 

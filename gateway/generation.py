@@ -48,6 +48,7 @@ class Generator:
         mint_session_id: Gives ids that are unique across gateways.
         queue: Where requests wait for their places.
         lifecycle: The generations under way.
+        vocab_size: Entries of the model's vocabulary; None where that is not known.
     """
 
     mesh: Mesh
@@ -59,6 +60,7 @@ class Generator:
     mint_session_id: Callable[[], str]
     queue: AdmissionQueue
     lifecycle: Lifecycle
+    vocab_size: int | None = None
 
     @property
     def totals(self) -> Totals:
@@ -177,7 +179,7 @@ class Generator:
             create_session=create,
             lifecycle=self.lifecycle,
             encode_text=self.encode_text,
-            scorer=None if top is None else PromptScorer(request.prompt_ids, top),
+            scorer=None if top is None else PromptScorer(request.prompt_ids, top, self.vocab_size),
             queued_s=queued_s,
         )
 
@@ -203,6 +205,7 @@ class Generator:
             needs=admitted.demand.needs,
             probe=probe,
             draws=draws,
+            vocab_size=self.vocab_size,
         )
 
 
@@ -215,6 +218,7 @@ def create_generator(
     settings: GenerationSettings | None = None,
     clock: Clock | None = None,
     mint_session_id: Callable[[], str] | None = None,
+    vocab_size: int | None = None,
 ) -> Generator:
     """A generator over a mesh, which tells it of changes from now on.
 
@@ -226,6 +230,8 @@ def create_generator(
         settings: Bounds; the defaults when absent.
         clock: Time.
         mint_session_id: Unique ids; random ones when absent.
+        vocab_size: Entries of the model's vocabulary, beyond which no node's token is taken; None where that is
+            not known.
     """
     settings = settings or GenerationSettings()
     clock = clock or SystemClock()
@@ -244,6 +250,7 @@ def create_generator(
         lifecycle=Lifecycle(
             mesh=mesh, admission=admission, clock=clock, failover_timeout_s=settings.failover_timeout_s
         ),
+        vocab_size=vocab_size,
     )
 
 

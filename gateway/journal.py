@@ -254,7 +254,7 @@ class _Layout:
     def narrow(self, tensor: WireTensor, new_len: int) -> None:
         if self.first is None:
             self.first = tensor
-            self.candidates = _candidates(tensor.shape, new_len)
+            self.candidates = position_axes(tensor.shape, new_len)
         elif self.candidates:
             first = self.first
             self.candidates = tuple(axis for axis in self.candidates if _continues(tensor, first, axis, new_len))
@@ -277,7 +277,8 @@ class _Kept:
         return replace(self, pieces=list(self.pieces), layout=replace(self.layout))
 
 
-def _candidates(shape: tuple[int, ...], new_len: int) -> tuple[int, ...]:
+def position_axes(shape: tuple[int, ...], new_len: int) -> tuple[int, ...]:
+    """The axes of hidden states of this shape that may count its positions; none where it is not of so many."""
     if len(shape) == BATCHED_RANK and shape[0] == 1:
         return (POSITION_AXIS,) if shape[POSITION_AXIS] == new_len else ()
     return tuple(axis for axis, size in enumerate(shape) if size == new_len)

@@ -11,18 +11,21 @@ from shared.errors import StepFailed
 from shared.tensor_spec import WireTensor
 
 TOKEN_ID_MAX = 2**31 - 1
-"""Token ids travel as i32."""
+"""Token ids travel as i32: the bound where a model does not say how many it has."""
 LOGPROB_MAX = 1e-3
 """No probability is above 1; a sum of rounded exponentials may say so by a little."""
 
 
-def read_rows(tensors: Mapping[str, WireTensor], *, rows: int, top: int) -> list[tuple[int, TokenLogprobs]]:
+def read_rows(
+    tensors: Mapping[str, WireTensor], *, rows: int, top: int, vocab_size: int | None
+) -> list[tuple[int, TokenLogprobs]]:
     """Each row's own token id, and the log-probabilities at its place.
 
     Args:
         tensors: Of the result: `logprobs` and `logprob_ids`, each ``[rows, 1 + top]``.
         rows: How many there must be.
         top: How many of the likeliest each must name.
+        vocab_size: Entries of the model's vocabulary; None where that is not known.
 
     Raises:
         StepFailed: `bad_answer`: a tensor is missing, of another type or shape, or holds what no model gives.
@@ -30,9 +33,16 @@ def read_rows(tensors: Mapping[str, WireTensor], *, rows: int, top: int) -> list
     width = 1 + top
     values = _read(tensors, "logprobs", "f32", (rows, width))
     ids = _read(tensors, "logprob_ids", "i32", (rows, width))
-    if not all(value <= LOGPROB_MAX for value in values) or min(ids, default=0) < 0:
-        raise StepFailed("bad_answer", "logprobs must be at most 0 and logprob_ids at least 0")
+    if not all(value <= LOGPROB_MAX for value in values):
+        raise StepFailed("bad_answer", "logprobs must be at most 0")
+    if not (is_token(min(ids, default=0), vocab_size) and is_token(max(ids, default=0), vocab_size)):
+        raise StepFailed("bad_answer", "logprob_ids must be of the model's vocabulary")
     return [_row(ids[at : at + width], values[at : at + width]) for at in range(0, rows * width, width)]
+
+
+def is_token(token_id: int, vocab_size: int | None) -> bool:
+    """Whether a model of this vocabulary, or of one that is not known, can have this token."""
+    return 0 <= token_id <= (TOKEN_ID_MAX if vocab_size is None else vocab_size - 1)
 
 
 def _row(ids: tuple[int, ...], values: tuple[float, ...]) -> tuple[int, TokenLogprobs]:

@@ -7,7 +7,7 @@ or, once a stream has begun, as one `data:` frame (`gateway.sse.error_frame`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -71,8 +71,15 @@ def json_bytes(value: object) -> bytes:
 
 
 def quoted(value: object) -> str:
-    """A caller's value, short enough for a message."""
-    text = repr(value)
+    """A caller's value, short enough for a message; what that costs does not grow with the value.
+
+    Strings are cut before they are written out, and of arrays and objects only the kind is told.
+    """
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "an array"
+    text = repr(value[: QUOTED_CHARS_MAX + 1] if isinstance(value, str) else value)
     return text if len(text) <= QUOTED_CHARS_MAX else text[:QUOTED_CHARS_MAX] + "…"
 
 

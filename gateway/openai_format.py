@@ -48,9 +48,9 @@ def read_format(body: Body) -> FormatAsked:
     asked = [_read_response_format(body)]
     nested = read_object(body, "structured_outputs") or {}
     asked += [_read_value(nested, name, kind, f"structured_outputs.{name}") for name, kind in NESTED.items()]
-    unknown = sorted(name for name in nested if name not in NESTED and nested[name] is not None)
-    if unknown:
-        raise invalid_value("structured_outputs", f"{quoted(unknown[0])} is not one of {', '.join(NESTED)}")
+    unknown = next((name for name in nested if name not in NESTED and nested[name] is not None), None)
+    if unknown is not None:
+        raise invalid_value("structured_outputs", f"{quoted(unknown)} is not one of {', '.join(NESTED)}")
     asked += [_read_value(body, name, kind, name) for name, kind in FLAT.items()]
     found = [one for one in asked if one is not None]
     if len(found) > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.chat_request import TemplateAsked
 from gateway.openai_errors import invalid_type, invalid_value, quoted
 from gateway.openai_fields import Body, read_boolean, read_list, read_object, read_string
@@ -23,10 +25,8 @@ def read_template(body: Body) -> TemplateAsked:
         raise invalid_value("chat_template_kwargs", f"at most {VARIABLES_MAX} variables, got {len(kwargs)}")
     if body.get("enable_thinking") is not None:
         kwargs.setdefault("enable_thinking", read_boolean(body, "enable_thinking"))
-    documents = read_list(body, "documents", DOCUMENTS_MAX) or []
-    for index, document in enumerate(documents):
-        if not isinstance(document, dict):
-            raise invalid_type(f"documents[{index}]", "an object", document)
+    documents = _read_documents(body, "documents") or _read_documents(kwargs, "chat_template_kwargs.documents")
+    kwargs.pop("documents", None)
     if documents:
         kwargs["documents"] = documents
     continues = read_boolean(body, "continue_final_message")
@@ -36,6 +36,14 @@ def read_template(body: Body) -> TemplateAsked:
     return TemplateAsked(
         kwargs=kwargs, add_generation_prompt=opens, continue_final_message=continues, effort=_read_effort(body)
     )
+
+
+def _read_documents(body: Body, path: str) -> list[dict[str, Any]]:
+    documents = read_list(body, "documents", DOCUMENTS_MAX, path=path) or []
+    for index, document in enumerate(documents):
+        if not isinstance(document, dict):
+            raise invalid_type(f"{path}[{index}]", "an object", document)
+    return documents
 
 
 def _read_effort(body: Body) -> str | None:

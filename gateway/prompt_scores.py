@@ -25,12 +25,14 @@ class PromptScorer:
     Args:
         prompt_ids: The prompt.
         top: How many of the likeliest tokens to name at each place.
+        vocab_size: Entries of the model's vocabulary; None where that is not known.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], top: int) -> None:
+    def __init__(self, prompt_ids: Sequence[int], top: int, vocab_size: int | None = None) -> None:
         self.scores = PromptScores([None] * len(prompt_ids))
         self._ids = prompt_ids
         self._top = top
+        self._vocab_size = vocab_size
         self._scored_len = 0
 
     @property
@@ -53,7 +55,7 @@ class PromptScorer:
             StepFailed: `bad_answer`.
         """
         targets = self._targets(start, new_len)
-        rows = read_rows(tensors, rows=len(targets), top=self._top)
+        rows = read_rows(tensors, rows=len(targets), top=self._top, vocab_size=self._vocab_size)
         if [token_id for token_id, _ in rows] != targets:
             raise StepFailed("bad_answer", "the last hop scored other tokens than it was given")
         self.scores.tokens[start + 1 : start + 1 + len(rows)] = [logprobs for _, logprobs in rows]

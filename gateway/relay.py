@@ -126,7 +126,7 @@ def _read(session: Session, index: int, step: Step, output_len: int, answer: Ans
     if not output_len:
         return None
     if session.is_last(index):
-        return read_drawn(result, tensors, session.sampling.logprobs)
+        return read_drawn(result, tensors, session.sampling.logprobs, session.vocab_size)
     return hidden_states(tensors, output_len)
 
 

@@ -91,6 +91,7 @@ class Session:
         needs: What its nodes must be able to do.
         probe: What is asked of the last hop beside tokens.
         draws: Whether the pass that ends with the last id draws a token.
+        vocab_size: Entries of the model's vocabulary; None where that is not known.
         reencodes: The last node answers with text: every token is a prefill of everything.
         epoch: Rises with each recovery.
         step_index: Number of the step under way.
@@ -108,6 +109,7 @@ class Session:
     needs: Needs = field(default_factory=Needs)
     probe: Probe | None = None
     draws: bool = True
+    vocab_size: int | None = None
     reencodes: bool = False
     epoch: int = 0
     step_index: int = -1
@@ -197,6 +199,7 @@ def create_session(
     needs: Needs | None = None,
     probe: Probe | None = None,
     draws: bool = True,
+    vocab_size: int | None = None,
 ) -> Session:
     """A session at position 0 of everything.
 
@@ -212,6 +215,7 @@ def create_session(
         needs: What its nodes must be able to do; None for nothing in particular.
         probe: What is asked of the last hop beside tokens.
         draws: Whether tokens are drawn at all.
+        vocab_size: Entries of the model's vocabulary; None where that is not known.
     """
     ids = array("i", prompt_ids)
     inputs: list[HopInputs] = [IdInputs(ids), *(journal.open() for _ in route.hops[1:])]
@@ -223,7 +227,17 @@ def create_session(
         hop.place(nodes[hop.node])
     reencodes = not nodes[hops[-1].node].token_ids
     return Session(
-        session_id, model, sampling, ids, hops, chunk_tokens, needs or Needs(), probe, draws, reencodes=reencodes
+        session_id,
+        model,
+        sampling,
+        ids,
+        hops,
+        chunk_tokens,
+        needs or Needs(),
+        probe,
+        draws,
+        vocab_size=vocab_size,
+        reencodes=reencodes,
     )
 
 

@@ -83,6 +83,7 @@ class CompletionEncoder:
     """
 
     keep_alive = KEEP_ALIVE
+    works_in_threads = True
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class CompletionEncoder:
         self._options = options
         self._scores = scores
         self._spell = spell
+        self.prompt_tokens_shown = options.prompt_tokens * options.n if options.echo or options.token_ids else 0
         self._completion_tokens = 0
         self._head = b"data: " + json_bytes(self._shared())[:-1]
         self._prompt_rows: dict[int, list[LogprobRow]] = {}

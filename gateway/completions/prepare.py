@@ -27,8 +27,8 @@ from gateway.turn_sampling import end_ids
 
 CALL_TOKENS_MAX = 2**17
 """Of all prompts of a call, or as many as the context has: all are held at once, with an echo more than once."""
-CALL_LOGPROBS_MAX = 4_000_000
-"""Of a whole call, alternatives included: each takes some 100 bytes of memory and 30 of the response."""
+CALL_LOGPROBS_MAX = 500_000
+"""Of a whole call, alternatives included: each takes some 200 bytes of memory, 30 of the response, and 2 µs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

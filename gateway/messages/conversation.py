@@ -46,8 +46,11 @@ def read_conversation(body: Mapping[str, object]) -> list[ChatMessage]:
     messages = check_array(required(body, "messages", "messages"), "messages", items_max=MESSAGES_MAX)
     if not messages:
         raise invalid_value("messages", "at least one message is required", code="empty_array")
+    before = len(conversation.messages)
     for index, value in enumerate(messages):
         conversation.read_message(value, f"messages[{index}]")
+    if len(conversation.messages) == before:
+        raise invalid_value("messages", "at least one block of content is required", code="empty_array")
     return conversation.messages
 
 

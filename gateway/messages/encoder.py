@@ -47,6 +47,8 @@ class MessageEncoder:
     """
 
     keep_alive = PING
+    works_in_threads = True
+    prompt_tokens_shown = 0
 
     def __init__(self, identity: MessageIdentity, *, shows_thinking: bool) -> None:
         self._identity = identity

@@ -20,14 +20,15 @@ def to_messages(items: Iterable[Item], instructions: str | None) -> list[ChatMes
     A call whose arguments were cut off is left out: no template could show it.
 
     Raises:
-        ApiError: 400 for a result of a call that is not there.
+        ApiError: 400 for a result of a call that is not there, or where nothing is left to show.
     """
     conversation = _Conversation()
-    if instructions is not None:
-        conversation.messages.append({"role": "system", "content": instructions})
     for item in items:
         conversation.add(item)
-    return conversation.messages
+    if not conversation.messages:
+        raise invalid_value("input", "it holds nothing but calls that were cut off")
+    system = [] if instructions is None else [{"role": "system", "content": instructions}]
+    return [*system, *conversation.messages]
 
 
 class _Conversation:

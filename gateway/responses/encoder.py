@@ -51,6 +51,9 @@ class ResponseEncoder:
     """
 
     keep_alive = KEEP_ALIVE
+    works_in_threads = False
+    """A response is stored when it ends, and read by others while it runs."""
+    prompt_tokens_shown = 0
 
     def __init__(
         self,

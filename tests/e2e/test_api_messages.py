@@ -181,3 +181,11 @@ def test_a_client_that_leaves_ends_the_work(api: ApiServer):
     with api.http.stream("POST", "/v1/messages", json=body) as response:
         next(response.iter_raw())
     wait_until(lambda: api.generator.active == 0, "the end of the generation", 1.0)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_empty_content_is_the_callers_fault(api: ApiServer, path: str):
+    """A 400, in the API's own shape."""
+    response = post(api, path, messages=[{"role": "user", "content": []}])
+    assert response.status_code == 400
+    assert "'messages'" in check_error(response.json())["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,3 +133,34 @@ def test_what_is_wrong_is_named(api: ApiServer, path: str, body: dict[str, Any],
 def test_another_model_is_a_404(api: ApiServer):
     """Where one is named."""
     assert tokenize(api, model="other", prompt="a").status_code == 404
+
+
+def test_strings_are_shown_of_as_many_tokens_as_the_limit_says(api: ApiServer, monkeypatch: pytest.MonkeyPatch):
+    """The ids alone have no such limit."""
+    monkeypatch.setattr("gateway.api.tokenize.TOKEN_STRINGS_MAX", CONTEXT_LEN)
+    fits, too_long = "<|im_start|>" * CONTEXT_LEN, "<|im_start|>" * (CONTEXT_LEN + 1)
+    assert len(tokenize(api, prompt=fits, return_token_strs=True).json()["token_strs"]) == CONTEXT_LEN
+    refused = tokenize(api, prompt=too_long, return_token_strs=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_token_strs")
+    assert tokenize(api, prompt=too_long).json()["count"] == CONTEXT_LEN + 1
+
+
+def test_long_results_are_written_off_the_event_loop(api: ApiServer, monkeypatch: pytest.MonkeyPatch):
+    """Other calls are answered meanwhile."""
+    monkeypatch.setattr("gateway.tokenizer.INLINE_CHARS_MAX", 10)
+    threads: list[str] = []
+
+    def recorded(name: str) -> None:
+        whole = getattr(api.tokenizer, name)
+
+        def record(*args: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return whole(*args, **options)
+
+        monkeypatch.setattr(api.tokenizer, name, record)
+
+    recorded("token_strings")
+    recorded("decode")
+    ids = tokenize(api, prompt="<|im_start|>" * 20, return_token_strs=True).json()["tokens"]
+    assert api.http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "<|im_start|>" * 20}
+    assert [name.split("_")[0] for name in threads] == ["encode", "encode"]

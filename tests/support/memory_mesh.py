@@ -200,6 +200,7 @@ async def scripted_mesh(
         settings=GenerationSettings(**{"prefill_chunk_tokens": 4, "failover_timeout_s": 30.0, **settings}),
         clock=clock,
         mint_session_id=lambda: f"s{next(numbers)}",
+        vocab_size=VOCAB_SIZE,
     )
     running = asyncio.create_task(mesh.run())
     scripted = ScriptedMesh(clock, nodes, mesh, generator, MeshView(mesh, generator, clock=clock))

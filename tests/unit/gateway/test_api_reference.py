@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.api.embeddings import EMBEDDING_TOKENS_MAX
 from gateway.api.responses import PAGE_ITEMS_MAX
-from gateway.api.tokenize import DETOKENIZE_TOKENS_MAX
+from gateway.api.tokenize import DETOKENIZE_TOKENS_MAX, TOKEN_STRINGS_MAX
 from gateway.api_reference import PAGE, updated
 from gateway.app import create_app
 from gateway.call_formats import call_format
@@ -76,7 +76,8 @@ def test_the_limits_are_those_of_the_code():
     tokens = f"{CALL_TOKENS_MAX:,} tokens (or as many as the context has)"
     prompts = f"{PROMPTS_MAX}, with {tokens} and {CALL_CHOICES_MAX:,} choices"
     assert f"| {CALL_LOGPROBS_MAX:,}, alternatives included |" in TEXT
-    assert f"| {DETOKENIZE_TOKENS_MAX:,}, or as many as the context has |" in TEXT
+    assert f"| ids to detokenize | {DETOKENIZE_TOKENS_MAX:,}, or as many as the context has |" in TEXT
+    assert f"| tokens whose strings are shown | {TOKEN_STRINGS_MAX:,}, or as many as the context has |" in TEXT
     assert f"| {prompts}; {PROMPTS_AT_ONCE} at once |" in TEXT
     assert f"| {INPUTS_MAX:,}, with {EMBEDDING_TOKENS_MAX:,} tokens; {EMBEDS_AT_ONCE} at once |" in TEXT
     stored = f"the {RESPONSES_MAX:,} last used, up to {STORE_BYTES_MAX // 2**20} MiB, for {KEPT_S / 3600:g} hours"

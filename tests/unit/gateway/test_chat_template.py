@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from gateway.chat_request import TemplateAsked
 from gateway.openai_errors import ApiError
@@ -119,7 +122,14 @@ def test_an_effort_needs_a_template_that_knows_of_one(tmp_path: Path):
     assert caught.value.param == "reasoning_effort"
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt"])
+RESERVED = {
+    name
+    for function in (PreTrainedTokenizerFast.apply_chat_template, render_jinja_template)
+    for name in inspect.signature(function).parameters
+}
+
+
+@pytest.mark.parametrize("name", sorted({"messages", "conversations"} | RESERVED - {"documents"}))
 def test_a_variable_cannot_take_the_place_of_what_is_not_one(tmp_path: Path, name: str):
     """Least of all the template itself."""
     with pytest.raises(ApiError) as caught:

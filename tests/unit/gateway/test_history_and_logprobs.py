@@ -11,7 +11,7 @@ from gateway.errors import GenerationFailed
 from shared.messages import Message, SamplingParams
 from shared.tensor_spec import WireTensor
 from tests.support.memory_mesh import PROMPT, ScriptedMesh, expected_tokens_of, idle, scripted_mesh, seeded
-from tests.support.scripted_node import Crash, Cut, Drop, Fail, Fate, Mangle, Miss, nth
+from tests.support.scripted_node import VOCAB_SIZE, Crash, Cut, Drop, Fail, Fate, Mangle, Miss, nth
 
 LONG_PROMPT = tuple(range(100, 119))
 HISTORY = SamplingParams(temperature=0.7, seed=3, frequency_penalty=0.5, prompt_len=len(PROMPT))
@@ -129,6 +129,7 @@ def ints(*values: int) -> WireTensor:
         pytest.param({"logprobs": floats(float("nan"), -1.0)}, id="not a number"),
         pytest.param({"logprobs": floats(2.0, -1.0)}, id="more than certain"),
         pytest.param({"logprob_ids": ints(1, -5)}, id="no token"),
+        pytest.param({"logprob_ids": ints(5, VOCAB_SIZE)}, id="a token outside the vocabulary"),
         pytest.param({"logprob_ids": ints(1001, 5)}, id="another token than was drawn"),
     ],
 )

@@ -7,7 +7,15 @@ import json
 import pytest
 
 from gateway.errors import AdmissionRefused, GenerationFailed, NotReady
-from gateway.openai_errors import ApiError, context_length_exceeded, from_mesh_error, json_bytes, retry_after
+from gateway.openai_errors import (
+    QUOTED_CHARS_MAX,
+    ApiError,
+    context_length_exceeded,
+    from_mesh_error,
+    json_bytes,
+    quoted,
+    retry_after,
+)
 from shared.errors import CALLERS_FAULTS, LinkClosed, MeshError
 
 
@@ -72,3 +80,32 @@ def test_what_the_caller_asked_for_and_no_node_can_do_is_a_400(code: str):
     """An SDK must not try it again."""
     error = from_mesh_error(GenerationFailed(code, "node-1 (12:24): the grammar is too complex"))
     assert (error.status, error.kind, error.code) == (400, "invalid_request_error", code)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a'b", '"a\'b"'),
+        (None, "None"),
+        (True, "True"),
+        (1.5, "1.5"),
+        ("a" * QUOTED_CHARS_MAX, "'" + "a" * (QUOTED_CHARS_MAX - 1) + "…"),
+        ({"a": 1}, "an object"),
+        (["a"], "an array"),
+    ],
+)
+def test_a_callers_value_is_quoted_within_bounds(value: object, expected: str):
+    """Strings are cut, and of containers only the kind is told."""
+    assert quoted(value) == expected
+
+
+def test_quoting_reads_no_more_of_a_string_than_it_shows():
+    """A body may be one string of megabytes: what is not shown is not even looked at."""
+
+    class Watched(str):
+        __slots__ = ()
+
+        def __repr__(self) -> str:
+            raise AssertionError("the whole string was written out")
+
+    assert quoted(Watched("x" * 1000)) == "'" + "x" * (QUOTED_CHARS_MAX - 1) + "…"

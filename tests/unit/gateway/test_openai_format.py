@@ -125,6 +125,8 @@ def test_continuing_a_message_opens_no_turn():
         ({"chat_template_kwargs": {str(index): 1 for index in range(VARIABLES_MAX + 1)}}, "chat_template_kwargs"),
         ({"enable_thinking": "no"}, "enable_thinking"),
         ({"documents": ["x"]}, "documents[0]"),
+        ({"chat_template_kwargs": {"documents": ["x"]}}, "chat_template_kwargs.documents[0]"),
+        ({"chat_template_kwargs": {"documents": 5}}, "chat_template_kwargs.documents"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"reasoning_effort": 1}, "reasoning_effort"),

@@ -7,7 +7,8 @@ and one more per token. Every scripted token depends on every input in every hop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -17,8 +18,10 @@ from gateway.recovery import RECOVERIES_PER_PASS_MAX, REFUSALS_PER_PASS_MAX
 from shared.errors import FrameError
 from shared.messages import Message, Step, StepResult
 from shared.tensor_spec import WireTensor
+from tests.support.fake_runner import read_hidden, write_hidden
 from tests.support.memory_mesh import PROMPT, SEEDED, ScriptedMesh, expected, idle, scripted_mesh
 from tests.support.scripted_node import (
+    VOCAB_SIZE,
     Crash,
     Cut,
     Drop,
@@ -34,6 +37,7 @@ from tests.support.scripted_node import (
 )
 
 LONG_PROMPT = tuple(range(100, 119))
+Change = Callable[[Message, dict[str, WireTensor]], tuple[Message, dict[str, WireTensor]]]
 REPLICAS = ("0:2", "2:4", "4:6", "0:2", "2:4", "4:6")
 
 
@@ -463,6 +467,40 @@ async def test_a_useless_answer_is_asked_again(change: object) -> None:
         for node in mesh.nodes[1:]:
             node.script = nth(5, Mangle(change))  # type: ignore[arg-type]
         await check(mesh)
+
+
+def with_a_position_more(message: Message, tensors: dict[str, WireTensor]) -> tuple[Message, dict[str, WireTensor]]:
+    """The answer of a node that counts wrongly."""
+    return message, {"hidden_states": write_hidden([*read_hidden(tensors["hidden_states"]), 0])}
+
+
+def outside_the_vocabulary(message: Message, tensors: dict[str, WireTensor]) -> tuple[Message, dict[str, WireTensor]]:
+    """The answer of a node that draws a token which the model does not have; others have none to draw."""
+    assert isinstance(message, StepResult)
+    return (replace(message, token_ids=(VOCAB_SIZE,)) if message.token_ids else message), tensors
+
+
+@pytest.mark.parametrize(
+    ("cuts", "liar", "change"),
+    [
+        pytest.param(("0:2", "2:4", "2:4", "4:6"), 1, with_a_position_more, id="positions"),
+        pytest.param(("0:2", "2:4", "4:6", "4:6"), 2, outside_the_vocabulary, id="token"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 4])
+async def test_a_replica_takes_the_place_of_a_node_that_lies(
+    cuts: tuple[str, ...], liar: int, change: Change, number: int
+) -> None:
+    """From the first step or in mid-decode; nobody else is blamed for what it said."""
+    async with scripted_mesh(cuts) as mesh:
+        mesh.nodes[liar].script = lambda _step, count: Mangle(change) if count >= number else None
+        tokens, stream = await mesh.drive(mesh.generate_with_figures())
+        await idle()
+        assert tokens == expected()
+        mesh.assert_nothing_left()
+        assert mesh.prefills() == [1] * len(cuts)
+        assert stream.figures.failures == {"bad_answer": 1}
+        assert stream.figures.moves == 1
 
 
 async def test_a_node_of_another_range_is_not_asked_again() -> None:

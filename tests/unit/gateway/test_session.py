@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 from gateway.journal import Journal, StepInput
@@ -13,6 +15,7 @@ from shared.errors import StepFailed
 from shared.layers import LayerRange
 from shared.messages import NodeInfo, SamplingParams, Step, StepResult
 from shared.route import Hop, Route
+from shared.tensor_spec import WireTensor
 from tests.support.fake_runner import read_ids, write_hidden
 
 SAMPLING = SamplingParams(temperature=0.5, seed=3)
@@ -194,15 +197,47 @@ def test_an_answer_without_hidden_states_is_an_error_of_the_node() -> None:
 def test_an_answer_without_a_usable_token_is_an_error_of_the_node(token_ids: tuple[int, ...]) -> None:
     """One id that fits on the wire."""
     with pytest.raises(StepFailed, match="bad_answer"):
-        drawn_token(StepResult(session="s", step_index=0, token_ids=token_ids))
+        drawn_token(StepResult(session="s", step_index=0, token_ids=token_ids), None)
+
+
+def test_an_answer_is_a_token_of_the_vocabulary() -> None:
+    """Where its size is known; ids may have 31 bits otherwise."""
+    for token_id in (0, 9):
+        assert drawn_token(StepResult(session="s", step_index=0, token_ids=(token_id,)), 10) == token_id
+    for token_id in (-1, 10, TOKEN_ID_MAX):
+        with pytest.raises(StepFailed, match="bad_answer"):
+            drawn_token(StepResult(session="s", step_index=0, token_ids=(token_id,)), 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        ((1, 3, 8), True),
+        ((1, 2, 8), False),
+        ((1, 4, 8), False),
+        ((1, 8, 3), False),
+        ((3, 8), True),
+        ((2, 1, 3, 8), True),
+        ((2, 1, 4, 8), False),
+        ((), False),
+    ],
+)
+def test_hidden_states_are_of_the_positions_that_were_asked_for(shape: tuple[int, ...], fits: bool) -> None:
+    """In axis 1 of a batch of one, and in any axis of another rank."""
+    tensor = WireTensor("f32", shape, memoryview(bytes(4 * prod(shape))))
+    if fits:
+        assert hidden_states({"hidden_states": tensor}, 3).tensor is tensor
+        return
+    with pytest.raises(StepFailed, match="3 positions"):
+        hidden_states({"hidden_states": tensor}, 3)
 
 
 def test_a_last_hop_answers_with_an_id_or_a_text() -> None:
     """Neither is an error of the node."""
-    assert drawn_token(StepResult(session="s", step_index=0, token_ids=(TOKEN_ID_MAX,))) == TOKEN_ID_MAX
-    assert drawn_token(StepResult(session="s", step_index=0, text="x")) is None
+    assert drawn_token(StepResult(session="s", step_index=0, token_ids=(TOKEN_ID_MAX,)), None) == TOKEN_ID_MAX
+    assert drawn_token(StepResult(session="s", step_index=0, text="x"), 10) is None
     with pytest.raises(StepFailed, match="bad_answer"):
-        drawn_token(StepResult(session="s", step_index=0))
+        drawn_token(StepResult(session="s", step_index=0), None)
 
 
 def test_a_draw_with_history_is_told_the_ids_at_each_step_of_the_last_hop() -> None:

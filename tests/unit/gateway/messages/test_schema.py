@@ -178,3 +178,19 @@ def test_any_value_for_any_parameter_is_read_or_refused(body: dict[str, Any]):
         read(**body)
     except ApiError as error:
         assert error.status == 400  # noqa: PT017 - what is raised is either nothing or this
+
+
+@pytest.mark.parametrize("messages", [[{"role": "user", "content": []}], [{"role": "assistant", "content": []}] * 2])
+@pytest.mark.parametrize("body", [{}, {"system": "s"}, {"counts_only": True}])
+def test_messages_without_any_content_are_refused(messages: list[Any], body: dict[str, Any]):
+    """There is no conversation to render, whatever the system prompt says."""
+    with pytest.raises(ApiError) as caught:
+        read(messages=messages, **body)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "messages", "empty_array")
+
+
+def test_a_message_without_content_among_others_says_nothing():
+    """As clients send for a turn that is to be opened."""
+    asked = read(messages=[USER, {"role": "assistant", "content": []}])
+    assert asked.chat.messages == [USER]
+    assert asked.chat.template.add_generation_prompt

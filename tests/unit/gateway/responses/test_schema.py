@@ -233,3 +233,12 @@ def test_any_value_for_any_parameter_is_read_or_refused(body: dict[str, Any]):
         read(**body)
     except ApiError as error:
         assert error.status in (400, 404)  # noqa: PT017 - what is raised is either nothing or this
+
+
+@pytest.mark.parametrize("instructions", [None, "s"])
+def test_an_input_of_nothing_but_a_call_that_was_cut_off_is_refused(instructions: str | None):
+    """No template could show it, so there is no conversation."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a', "status": "incomplete"}
+    with pytest.raises(ApiError) as caught:
+        read(input=[call], instructions=instructions)
+    assert (caught.value.status, caught.value.param) == (400, "input")
