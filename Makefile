@@ -33,11 +33,11 @@ up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= 
 pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
 	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
 
-test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 and MESHNET_ALL_MODELS=1 add the long ones.
+test: $(DEV_STAMP) ## Run the tests. MESHNET_SLOW_TESTS=1, ..._REAL_MODEL_TESTS=1 and ..._ALL_MODELS=1 add the long ones.
 	$(VENV)/bin/python -m pytest
 
-check: lint ## What a change must pass: style, types, import contracts, tests.
-	$(MAKE) test
+check: lint ## What a change must pass: style, types, import contracts, all tests.
+	MESHNET_SLOW_TESTS=1 $(MAKE) test
 
 conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## Try other people's clients. ONLY="chat tools"
 	$(VENV)/bin/python -m tests.conformance --venv '$(CONFORMANCE_VENV)' $(if $(ONLY),--only $(ONLY))

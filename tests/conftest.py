@@ -11,17 +11,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-REAL_MODEL_TESTS = os.environ.get("MESHNET_REAL_MODEL_TESTS") == "1"
+ASKED_FOR = {
+    "real_model": ("MESHNET_REAL_MODEL_TESTS", "needs the default chat model"),
+    "slow": ("MESHNET_SLOW_TESTS", "starts a fleet of processes and waits for it"),
+}
+"""Tests that run only when their variable is 1, and why."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, visibly, what needs the default chat model unless it was asked for."""
-    if REAL_MODEL_TESTS:
-        return
-    skip = pytest.mark.skip(reason="needs the default chat model: set MESHNET_REAL_MODEL_TESTS=1")
-    for item in items:
-        if "real_model" in item.keywords:
-            item.add_marker(skip)
+    """Skip, visibly, what is to be asked for and was not."""
+    for marker, (variable, reason) in ASKED_FOR.items():
+        if os.environ.get(variable) == "1":
+            continue
+        skip = pytest.mark.skip(reason=f"{reason}: set {variable}=1")
+        for item in items:
+            if marker in item.keywords:
+                item.add_marker(skip)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,8 @@ from tests.support.fleet import Fleet, running_fleet
 from tests.support.reference import Reference
 from tests.support.tiny_models import build_tiny_model
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["The mesh serves", "Ein Knoten f\u00e4llt", "def add(a, b):", "\u4f60\u597d", "a", "Wie sch\u00f6n! " * 20]
 
 

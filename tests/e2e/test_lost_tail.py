@@ -22,7 +22,7 @@ from tests.conftest import TinyModels
 from tests.support.proxied_mesh import CUTS, Mesh, mesh_of
 from tests.support.stream_validator import StreamedChoice, ValidStream, validate_stream
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 TOOL_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + 'answer with <tool_call></tool_call><|im_end|>\n' }}"

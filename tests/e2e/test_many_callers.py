@@ -16,6 +16,8 @@ from tests.conftest import TinyModels
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.stream_validator import validate_stream
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [f"{word} {number}" for number in range(4) for word in ("mesh", "Knoten", "你好", "😀")]
 SCHEMA = {
     "type": "object",

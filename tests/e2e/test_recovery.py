@@ -24,8 +24,9 @@ from tests.conftest import TinyModels
 from tests.support.fleet import Fleet
 from tests.support.proxied_mesh import CUTS, Mesh, mesh_of
 from tests.support.reference import Reference
+from tests.support.stream_validator import validate_stream
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 MAX_TOKENS = 60
 PROMPT = "Hello mesh"
@@ -60,13 +61,14 @@ async def stream_chat(fleet: Fleet, content: str, interfere: Interfere | None = 
         "stream": True,
         **parameters,
     }
-    streamed = Streamed()
+    streamed, lines = Streamed(), list[str]()
     async with (
         httpx.AsyncClient(timeout=60) as client,
         client.stream("POST", fleet.base_url + "/v1/chat/completions", json=body) as response,
     ):
         assert response.status_code == httpx.codes.OK, (await response.aread()).decode()
         async for line in response.aiter_lines():
+            lines.append(line)
             if not line.startswith("data: "):
                 continue
             data = line.removeprefix("data: ")
@@ -83,6 +85,7 @@ async def stream_chat(fleet: Fleet, content: str, interfere: Interfere | None = 
             streamed.chunks += 1
             if interfere:
                 await interfere(streamed.chunks)
+    validate_stream("\n".join([*lines, ""]).encode())
     return streamed
 
 

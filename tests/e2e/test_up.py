@@ -21,7 +21,7 @@ from tests.support.fleet import REPO, child_env, free_port, wait_until
 
 START_TIMEOUT_S = 100.0
 END_TIMEOUT_S = 30.0
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 
 @dataclass
