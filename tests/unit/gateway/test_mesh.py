@@ -77,6 +77,8 @@ async def test_posting_to_a_node_never_heard_of_does_nothing() -> None:
     """Nothing can be held there."""
     async with scripted_mesh() as mesh:
         mesh.mesh.post("stranger", Release(session="s"))
+        await idle()
+        assert [node.ended for node in mesh.nodes] == [[], [], []]
 
 
 async def test_a_fault_of_one_link_leaves_the_others_alone() -> None:

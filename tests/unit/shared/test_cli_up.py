@@ -159,7 +159,9 @@ def test_a_free_port_is_left_free():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     require_free_port("127.0.0.1", port)
-    require_free_port("127.0.0.1", port)
+    with socket.socket() as after:
+        after.bind(("127.0.0.1", port))
+        assert after.getsockname()[1] == port
 
 
 def test_an_address_of_another_machine_is_said():
