@@ -206,6 +206,29 @@ class NodeInfo(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineInfo(Struct):
+    """What a node that takes any range says of its machine, in bytes, bytes per second and microseconds.
+
+    Args:
+        device: For example ``cpu`` or ``cuda:0``.
+        dtype: Element type in which it would compute, a key of `ITEM_BYTES`; absent takes what a model is stored in.
+        memory_bytes: All that the node's process may use: weights, caches, and its own runtime.
+        runtime_bytes: What the process needs of it besides weights and caches.
+        read_bytes_per_s: How fast a decode step reads weights there; a layer's time is its active bytes divided by it.
+        prefill_bytes_per_s: Weight bytes times positions per second of a long prefill step; 0 when not measured.
+        models: Fingerprints of models whose weights lie on its disk, whole or in part.
+    """
+
+    device: str = optional(NAME, "cpu")
+    dtype: str | None = optional(NAME)
+    memory_bytes: int = required(COUNT)
+    runtime_bytes: int = optional(COUNT, 0)
+    read_bytes_per_s: int = required(COUNT)
+    prefill_bytes_per_s: int = optional(COUNT, 0)
+    models: tuple[str, ...] = optional(NAMES, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats(Struct):
     """What a node reports with each heartbeat. Counters rise from its start.
 
@@ -252,7 +275,8 @@ class Hello(Message):
         peer: Its id.
         token: The mesh token, absent when the mesh has none.
         model: The fingerprint it expects the other side to serve; absent accepts any.
-        node: What it offers, when it is a node.
+        node: What it serves, when it is a node that has a range.
+        machine: What it offers, when it is a node that takes whatever range it is given by `Load`.
         software: Name and version, for logs.
     """
 
@@ -263,17 +287,19 @@ class Hello(Message):
     token: str | None = optional(TEXT, secret=True)
     model: str | None = optional(NAME)
     node: NodeInfo | None = optional(nested(NodeInfo))
+    machine: MachineInfo | None = optional(nested(MachineInfo))
     software: str = optional(NAME, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Message):
-    """The answer that opens the link: the version both speak, and the node's description if it is one."""
+    """The answer that opens the link: the version both speak, and what a node says of itself, as in `Hello`."""
 
     kind: ClassVar[str] = "welcome"
     version: int = required(COUNT)
     peer: str = required(ID)
     node: NodeInfo | None = optional(nested(NodeInfo))
+    machine: MachineInfo | None = optional(nested(MachineInfo))
     software: str = optional(NAME, "")
 
 
@@ -284,6 +310,37 @@ class Refused(Message):
     kind: ClassVar[str] = "refused"
     code: str = required(ID)
     message: str = optional(PROSE, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Message):
+    """Hold this range from now on, instead of what was held before. For a node that has sent a `MachineInfo`.
+
+    Answered with `LoadProgress` while it fetches and reads, and with `Loaded` in the end. One that it holds already is
+    answered with `Loaded` at once. A later `Load` or an `Unload` ends the one under way.
+
+    Args:
+        layers: The range.
+        model: The model's fingerprint; what was fetched must have it.
+        model_name: What `--model` would name it by: a catalogue name or a hub id; may mean nothing to this machine.
+        num_layers: Decoder layers of the whole model.
+        files: Path on the dialled gateway below which the model's files can be read by byte range; absent when it has
+            none.
+    """
+
+    kind: ClassVar[str] = "load"
+    layers: LayerRange = required(LAYERS)
+    model: str = required(NAME)
+    model_name: str = optional(TEXT, "")
+    num_layers: int = required(COUNT)
+    files: str | None = optional(TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload(Message):
+    """Give the range and its memory back; sessions on it are lost. Not answered."""
+
+    kind: ClassVar[str] = "unload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,6 +520,8 @@ MESSAGE_TYPES: dict[str, type[Message]] = {
         Hello,
         Welcome,
         Refused,
+        Load,
+        Unload,
         LoadProgress,
         Loaded,
         Step,

@@ -37,8 +37,10 @@ from shared.messages import (
     Fork,
     Heartbeat,
     Hello,
+    Load,
     Loaded,
     LoadProgress,
+    MachineInfo,
     Message,
     NodeInfo,
     NodeState,
@@ -49,6 +51,7 @@ from shared.messages import (
     SamplingParams,
     Step,
     StepResult,
+    Unload,
     Unsupported,
     Welcome,
     decode_header,
@@ -92,6 +95,10 @@ node_infos = st.builds(
     kv_cache=st.booleans(), sampling=st.lists(ids, max_size=3).map(tuple), kv_ttl_s=st.floats(0, 1e6),
     needs_token_ids=st.booleans(), refused_cuts=st.lists(counts, max_size=3).map(tuple),
 )  # fmt: skip
+machine_infos = st.builds(
+    MachineInfo, device=ids, dtype=st.none() | ids, memory_bytes=counts, runtime_bytes=counts, read_bytes_per_s=counts,
+    prefill_bytes_per_s=counts, models=st.lists(ids, max_size=3).map(tuple),
+)  # fmt: skip
 node_stats = st.builds(
     NodeStats, state=states, steps=counters, misses=counters, evictions=counters, errors=counters, busy_us=counts
 )  # fmt: skip
@@ -101,10 +108,17 @@ optional_counts = st.none() | counts
 MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     "hello": st.builds(
         Hello, versions=st.lists(counts, max_size=3).map(tuple), role=st.sampled_from(["gateway", "node"]), peer=ids,
-        token=st.none() | text, model=st.none() | ids, node=st.none() | node_infos, software=ids,
+        token=st.none() | text, model=st.none() | ids, node=st.none() | node_infos,
+        machine=st.none() | machine_infos, software=ids,
     ),
-    "welcome": st.builds(Welcome, version=counts, peer=ids, node=st.none() | node_infos, software=ids),
+    "welcome": st.builds(
+        Welcome, version=counts, peer=ids, node=st.none() | node_infos, machine=st.none() | machine_infos, software=ids
+    ),
     "refused": st.builds(Refused, code=ids, message=text),
+    "load": st.builds(
+        Load, layers=layer_ranges, model=ids, model_name=text, num_layers=counts, files=st.none() | text
+    ),
+    "unload": st.builds(Unload),
     "load_progress": st.builds(LoadProgress, done_bytes=counts, total_bytes=counts),
     "loaded": st.builds(Loaded, node=node_infos, error=st.none() | text),
     "step": st.builds(

@@ -19,6 +19,7 @@ from shared.frame import DEFAULT_LIMITS, decode_frame, encode_frame
 from shared.link_state import HANDSHAKE, LINK_ERROR, TRANSITIONS, WORK, LinkState
 from shared.messages import (
     MESSAGE_TYPES,
+    MachineInfo,
     NodeInfo,
     NodeStats,
     SamplingParams,
@@ -73,7 +74,7 @@ def test_every_message_is_listed_with_its_fields():
 def test_every_nested_structure_is_listed_with_its_fields():
     """So are the structures that messages nest."""
     assert {row[0].strip("`"): row[1] for row in table("structure")} == {
-        cls.__name__: listed_fields(cls) for cls in (NodeInfo, NodeStats, SamplingParams)
+        cls.__name__: listed_fields(cls) for cls in (NodeInfo, MachineInfo, NodeStats, SamplingParams)
     }
 
 
