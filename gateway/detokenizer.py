@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -59,14 +60,22 @@ class WindowDetokenizer:
 
     def __init__(self, decode: Callable[[list[int]], str], context_ids: Sequence[int]) -> None:
         self._decode = decode
-        self._ids = list(context_ids[-WINDOW_CONTEXT_TOKENS:])
+        self._ids = self._last_shown(context_ids)
         self._shown = decode(self._ids)
         self._held_tokens = 0
+
+    def _last_shown(self, ids: Sequence[int]) -> list[int]:
+        """The last of these ids that are text: a window of special tokens alone would look like a text's start."""
+        shown = (token_id for token_id in reversed(ids) if self._decode([token_id]))
+        return list(islice(shown, WINDOW_CONTEXT_TOKENS))[::-1]
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; empty while a character is incomplete."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
+        if text == self._shown and not self._held_tokens:
+            self._ids.pop()  # a special token: it must not push what is shown out of the window
+            return ""
         if text.endswith(REPLACEMENT) and self._held_tokens < WINDOW_HELD_TOKENS_MAX:
             self._held_tokens += 1
             return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.detokenizer import (
@@ -71,11 +71,19 @@ def test_metaspace_words_in_any_order_are_those_of_a_whole_decode(text_tokenizer
 
 
 @given(ids=st.lists(st.integers(0, 12), max_size=30))
+@example(ids=[0] * 8 + [3])  # a window full of special tokens is not the start of a text
 def test_another_decoder_is_followed_through_a_window(text_tokenizer: Tokenizers, ids: list[int]):
     """WordPiece joins and separates words by rules; the stream follows them."""
     tokenizer = text_tokenizer("word_piece")
     prompt = list(tokenizer.encode_text("user"))
     assert "".join(shown(tokenizer, prompt, ids)) == decoded_after(tokenizer, prompt, ids)
+
+
+def test_a_prompt_that_ends_in_special_tokens_is_no_start_of_a_text(text_tokenizer: Tokenizers):
+    """The space between the prompt's last word and the answer's first is the answer's, whatever stands between."""
+    tokenizer = text_tokenizer("word_piece")
+    prompt = [*tokenizer.encode_text("user"), *([0] * 9)]
+    assert "".join(shown(tokenizer, prompt, [3, 3])) == decoded_after(tokenizer, prompt, [3, 3]) == " user user"
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
