@@ -17,6 +17,9 @@ RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
 PYTHON_CLIENTS_STAMP = $(CONFORMANCE_VENV)/.installed
 NODE_CLIENTS_STAMP = $(CONFORMANCE)/node/node_modules/.installed
+# Tests run in so many processes; each may hold some gigabytes.
+TEST_WORKERS ?= 2
+
 # make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
@@ -33,11 +36,11 @@ up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= 
 pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
 	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
 
-test: $(DEV_STAMP) ## Run the tests. MESHNET_SLOW_TESTS=1, ..._REAL_MODEL_TESTS=1 and ..._ALL_MODELS=1 add the long ones.
-	$(VENV)/bin/python -m pytest
+test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 and MESHNET_ALL_MODELS=1 add long ones; TEST_WORKERS=2
+	$(VENV)/bin/python -m pytest -n $(TEST_WORKERS) -m 'not slow'
 
-check: lint ## What a change must pass: style, types, import contracts, all tests.
-	MESHNET_SLOW_TESTS=1 $(MAKE) test
+check: lint test ## What a change must pass: style, types, import contracts, all tests, those that start fleets too.
+	MESHNET_SLOW_TESTS=1 $(VENV)/bin/python -m pytest -m slow
 
 conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## Try other people's clients. ONLY="chat tools"
 	$(VENV)/bin/python -m tests.conformance --venv '$(CONFORMANCE_VENV)' $(if $(ONLY),--only $(ONLY))
