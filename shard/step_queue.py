@@ -4,6 +4,8 @@ Short steps (decoding) go before long ones (prefill chunks), because a stream th
 notices a chunk's duration while a prefill hardly notices a token's. So that a prefill still ends when
 many streams decode, after `SHORT_STEPS_PER_LONG` short steps one long step runs. Steps of one session
 keep their order: behind a waiting long step all later steps of its session are treated as long.
+
+Where several gateways have steps in a lane, they take turns: one step of each, whoever has more waiting.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ QUEUED_STEPS_MAX = 256
 """More sessions than a node can hold, each with a step waiting."""
 QUEUED_BYTES_MAX = 512 * 1024 * 1024
 """Received tensors that wait; twice the largest payload of one frame."""
+LINKS_REMEMBERED_MAX = 64
+"""Whose last turn is remembered; more gateways than any node serves, so that links which are gone take no memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +88,8 @@ class StepQueue:
         self._long_sessions: Counter[str] = Counter()
         self._nbytes = 0
         self._shorts_in_a_row = 0
+        self._turns = 0
+        self._served_at: dict[object, int] = {}
 
     def __len__(self) -> int:
         return len(self._short) + len(self._long)
@@ -129,12 +135,24 @@ class StepQueue:
         long_is_due = bool(self._long) and self._shorts_in_a_row >= SHORT_STEPS_PER_LONG
         lanes = (self._long, self._short) if long_is_due else (self._short, self._long)
         for lane in lanes:
-            for item in lane:
-                if item.step.session not in sessions:
-                    self._shorts_in_a_row = self._shorts_in_a_row + 1 if lane is self._short and self._long else 0
-                    self._forget(item)
-                    return item
+            item = self._longest_unserved(lane, sessions)
+            if item is not None:
+                self._shorts_in_a_row = self._shorts_in_a_row + 1 if lane is self._short and self._long else 0
+                self._note_turn(item.link)
+                self._forget(item)
+                return item
         return None
+
+    def _longest_unserved(self, lane: deque[QueuedStep], sessions: set[str]) -> QueuedStep | None:
+        """The oldest step of the gateway whose last turn is longest ago, of a session that has none yet."""
+        waiting = (item for item in lane if item.step.session not in sessions)
+        return min(waiting, key=lambda item: self._served_at.get(item.link, 0), default=None)
+
+    def _note_turn(self, link: object) -> None:
+        self._turns += 1
+        self._served_at[link] = self._turns
+        if len(self._served_at) > LINKS_REMEMBERED_MAX:
+            del self._served_at[min(self._served_at, key=self._served_at.__getitem__)]
 
     def _forget(self, item: QueuedStep) -> None:
         self._nbytes -= item.nbytes

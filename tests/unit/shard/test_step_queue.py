@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.step_queue import SHORT_POSITIONS_MAX, SHORT_STEPS_PER_LONG, QueuedStep, StepQueue
+from shard.step_queue import LINKS_REMEMBERED_MAX, SHORT_POSITIONS_MAX, SHORT_STEPS_PER_LONG, QueuedStep, StepQueue
 from shared.errors import StepFailed
 from shared.layers import LayerRange
 from shared.messages import Step
@@ -131,3 +131,35 @@ def test_first_cancel_gives_the_code() -> None:
     each.cancel("cancelled")
     assert each.cancelled
     assert each.cancel_code == "stale_epoch"
+
+
+@pytest.mark.parametrize("new_len", [1, LONG])
+def test_gateways_take_turns(new_len: int) -> None:
+    """One gateway's many steps do not stand before another's few; each one's own keep their order."""
+    queue = StepQueue()
+    one, two = object(), object()
+    for session in ("a1", "a2", "a3"):
+        queue.offer(item(session, new_len, link=one))
+    for session in ("b1", "b2"):
+        queue.offer(item(session, new_len, link=two))
+    assert taken(queue, 5) == ["a1", "b1", "a2", "b2", "a3"]
+
+
+def test_whoever_was_served_last_waits_for_the_other() -> None:
+    """Turns are remembered while a gateway has nothing waiting."""
+    queue = StepQueue()
+    one, two = object(), object()
+    queue.offer(item("a1", link=one))
+    assert taken(queue) == ["a1"]
+    queue.offer(item("a2", link=one))
+    queue.offer(item("b1", link=two))
+    assert taken(queue, 2) == ["b1", "a2"]
+
+
+def test_links_that_are_gone_are_forgotten() -> None:
+    """However many gateways come and go, few turns are remembered."""
+    queue = StepQueue()
+    for number in range(LINKS_REMEMBERED_MAX * 3):
+        queue.offer(item(str(number), link=object()))
+        queue.take(1)
+    assert len(queue._served_at) == LINKS_REMEMBERED_MAX
