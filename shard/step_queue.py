@@ -89,7 +89,7 @@ class StepQueue:
         self._nbytes = 0
         self._shorts_in_a_row = 0
         self._turns = 0
-        self._served_at: dict[object, int] = {}
+        self._served_at: dict[int, int] = {}  # by the link's id(): it must not keep a closed link alive
 
     def __len__(self) -> int:
         return len(self._short) + len(self._long)
@@ -146,11 +146,11 @@ class StepQueue:
     def _longest_unserved(self, lane: deque[QueuedStep], sessions: set[str]) -> QueuedStep | None:
         """The oldest step of the gateway whose last turn is longest ago, of a session that has none yet."""
         waiting = (item for item in lane if item.step.session not in sessions)
-        return min(waiting, key=lambda item: self._served_at.get(item.link, 0), default=None)
+        return min(waiting, key=lambda item: self._served_at.get(id(item.link), 0), default=None)
 
     def _note_turn(self, link: object) -> None:
         self._turns += 1
-        self._served_at[link] = self._turns
+        self._served_at[id(link)] = self._turns
         if len(self._served_at) > LINKS_REMEMBERED_MAX:
             del self._served_at[min(self._served_at, key=self._served_at.__getitem__)]
 

@@ -159,7 +159,8 @@ def test_whoever_was_served_last_waits_for_the_other() -> None:
 def test_links_that_are_gone_are_forgotten() -> None:
     """However many gateways come and go, few turns are remembered."""
     queue = StepQueue()
-    for number in range(LINKS_REMEMBERED_MAX * 3):
-        queue.offer(item(str(number), link=object()))
+    links = [object() for _ in range(LINKS_REMEMBERED_MAX * 3)]
+    for number, link in enumerate(links):
+        queue.offer(item(str(number), link=link))
         queue.take(1)
     assert len(queue._served_at) == LINKS_REMEMBERED_MAX
