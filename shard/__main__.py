@@ -8,24 +8,37 @@ require_extra("shard")  # before the imports that would end in a traceback
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import click
 
-from shard.node import LoadRunner, Node, Progress, stopped_by_signals
+from shard.find_weights import find_weights
+from shard.held_range import Assignment, Loading, LoadRange, ServedModel
+from shard.identity import take_identity
+from shard.join import Join
+from shard.machine_info import describe_machine
+from shard.node import Node, stopped_by_signals
 from shard.options import node_options, read_settings
 from shard.runner import Runner
-from shard.service import NodeService, ServedModel
+from shard.service import NodeService
 from shard.settings import Address, NodeSettings, check_layers
 from shared.cli.display import open_display
 from shared.clock import SystemClock
+from shared.errors import LoadFailed
+from shared.layers import LayerRange
 from shared.log import configure_logging
+from shared.messages import MachineInfo
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
 from shared.models.source import resolve_model
+from shared.models.store import default_cache_dir
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 
@@ -34,17 +47,23 @@ EXIT_BAD_SETTING = 2
 
 HELP = """Run one node: load a range of a model's decoder layers and serve it to gateways.
 
-A gateway that is given the nodes of a whole model (each begins where the one before ends) serves it
-as one. Two halves of a model of 24 layers, on one machine:
+A machine that joins a gateway needs nothing else: it says what it has, is given layers, fetches what it lacks of
+them, and may be given others later.
+
+\b
+  python -m shard --join wss://gateway.example/mesh
+
+Or its layers are fixed. A gateway that is given the nodes of a whole model (each begins where the one before ends)
+serves it as one. Two halves of a model of 24 layers, on one machine:
 
 \b
   python -m shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
   python -m shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
   python -m gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
 
-The node listens at once and loads then. On its port, GET /readyz answers 200 once it serves, and
-GET /healthz says what it is doing. It ends with 0 when told to, with 1 when its layers cannot be
-loaded, with 2 when a setting is wrong.
+The node listens at once and loads then. On its port, if it has one, GET /readyz answers 200 once it serves, and
+GET /healthz says what it is doing. It ends with 0 when told to, with 1 when the layers that it was started for cannot
+be loaded, with 2 when a setting is wrong.
 """
 
 
@@ -57,17 +76,67 @@ def command(**options: Any) -> int:
     log_format = options["log_format"]
     configure_logging(level=options["log_level"], json=None if log_format == "auto" else log_format == "json")
     settings = read_settings(options)
-    folder = find_model(settings.model, options["cache_dir"])
-    config = read_config(folder.path)
-    check_layers(settings.layers, config.num_layers)
-    model = ServedModel(folder.fingerprint, folder.name, config.num_layers, config.context_len)
+    cache = options["cache_dir"] or default_cache_dir(os.environ)
+    identity = None if settings.node_id else take_identity(cache, socket.gethostname())  # is held to the end
+    start = Start(
+        settings=settings,
+        node_id=settings.node_id or (identity.node_id if identity else ""),
+        cache=cache,
+        fixed=None if settings.layers is None else find_fixed(settings, settings.layers, options["cache_dir"]),
+        machine=None if settings.layers is not None else find_machine(settings, cache),
+    )
     with asyncio.Runner(loop_factory=event_loop_factory()) as loop:
-        code, compute_ended = loop.run(serve(settings, model, folder.path))
+        code, compute_ended = loop.run(serve(start))
     if not compute_ended:
         # A thread inside a native call cannot be ended, and the interpreter would tear down under it.
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Everything that is known before the event loop runs: either a range, or what the machine offers.
+
+    Args:
+        settings: As given.
+        node_id: The node's.
+        cache: The cache folder.
+        fixed: The range that was asked for, and the folder of its model.
+        machine: What is said to gateways that give it a range.
+    """
+
+    settings: NodeSettings
+    node_id: str
+    cache: Path
+    fixed: tuple[Assignment, Path] | None
+    machine: MachineInfo | None
+
+
+def find_fixed(settings: NodeSettings, layers: LayerRange, cache_dir: Path | None) -> tuple[Assignment, Path]:
+    """The range that the settings name.
+
+    Raises:
+        SettingError: There is no such model, or it has no such layers.
+    """
+    folder = find_model(settings.model or "", cache_dir)
+    config = read_config(folder.path)
+    check_layers(layers, config.num_layers)
+    model = ServedModel(folder.fingerprint, folder.name, config.num_layers, config.context_len)
+    return Assignment(model, layers), folder.path
+
+
+def find_machine(settings: NodeSettings, cache: Path) -> MachineInfo:
+    """What this machine offers, measured on a thread that ends with it.
+
+    Raises:
+        SettingError: There is no such device.
+    """
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(describe_machine, settings, cache, os.environ).result()
+    except LoadFailed as error:
+        raise SettingError("--device", error.message) from error
 
 
 def find_model(name: str, cache_dir: Path | None) -> ModelFolder:
@@ -83,21 +152,26 @@ def find_model(name: str, cache_dir: Path | None) -> ModelFolder:
         raise SettingError("--model", error.message) from error
 
 
-async def serve(settings: NodeSettings, model: ServedModel, folder: Path) -> tuple[int, bool]:
-    """Run the node. Returns its exit code, and whether its compute thread has ended.
+async def serve(start: Start) -> tuple[int, bool]:
+    """Run the node. Returns its exit code, and whether its compute threads have ended.
 
     Raises:
         SettingError: The address cannot be listened on.
     """
     clock = SystemClock()
+    settings = start.settings
     service = NodeService(
-        node_id=settings.node_id, model=model, layers=settings.layers, limits=settings.kv, clock=clock
+        node_id=start.node_id, limits=settings.kv, clock=clock, load=create_loader(start), machine=start.machine
     )
+    joins = [
+        Join(url, service=service, token=settings.mesh_token, clock=clock, rng=SystemRandom()) for url in settings.joins
+    ]
     node = Node(
         service=service,
+        fixed=start.fixed[0] if start.fixed else None,
         address=settings.listen,
+        joins=joins,
         token=settings.mesh_token,
-        load=create_loader(settings, folder),
         clock=clock,
         drain_timeout_s=settings.drain_s,
         announce=announce,
@@ -109,13 +183,17 @@ async def serve(settings: NodeSettings, model: ServedModel, folder: Path) -> tup
             raise SettingError("--listen", f"{settings.listen}: {error.strerror or error}") from error
 
 
-def create_loader(settings: NodeSettings, folder: Path) -> LoadRunner:
-    """What loads the stage, on the compute thread."""
+def create_loader(start: Start) -> LoadRange:
+    """What loads a range, on its compute thread."""
 
-    def load(progress: Progress) -> Runner:
+    def load(assignment: Assignment, loading: Loading) -> Runner:
         from shard.load import load_runner  # noqa: PLC0415 - torch takes seconds to import; the node listens first
 
-        return load_runner(settings, folder, progress)
+        if start.fixed is not None:
+            folder = start.fixed[1]
+        else:
+            folder = find_weights(assignment, loading, hint=start.settings.model, cache=start.cache)
+        return load_runner(start.settings, folder, assignment.layers, loading)
 
     return load
 

@@ -52,6 +52,7 @@ class ComputeThread:
         deliver: Called on the thread with each list of outcomes; hands them to the event loop.
         loaded: Called on the thread when `load` has returned, or with the exception it raised,
             which ends the thread.
+        ended: Called on the thread as its last act, when nothing on it refers to the stage any more.
     """
 
     def __init__(
@@ -60,10 +61,12 @@ class ComputeThread:
         load: Callable[[], RunsSteps],
         deliver: Callable[[list[Outcome]], None],
         loaded: Callable[[Exception | None], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._load = load
         self._deliver = deliver
         self._loaded = loaded
+        self._ended = ended
         self._queue = StepQueue()
         self._forks: deque[QueuedFork] = deque()
         self._forking: QueuedFork | None = None
@@ -86,6 +89,19 @@ class ComputeThread:
             for item in self._running:
                 item.cancel("cancelled")
         self._tokens.put(None)
+
+    def retire(self) -> list[QueuedStep]:
+        """Let the running step end, and then the thread; what loads is not stopped. Does not wait.
+
+        Returns:
+            The steps that waited.
+        """
+        with self._lock:
+            self._stopping = True
+            self._forks.clear()
+            waiting = self._queue.drop(lambda _: True)
+        self._tokens.put(None)
+        return waiting
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; returns whether it has ended."""
@@ -155,6 +171,12 @@ class ComputeThread:
             return len(self._queue.drop(lambda item: item.link is link))
 
     def _main(self) -> None:
+        try:
+            self._load_and_run()
+        finally:
+            self._ended()
+
+    def _load_and_run(self) -> None:
         try:
             executor = self._load()
         except Exception as error:  # noqa: BLE001 - handed on: `loaded` logs it and tells the peers

@@ -49,6 +49,15 @@ class StepFigures:
     errors: Counter[str] = field(default_factory=Counter)
     busy_us: int = 0
 
+    def added(self, other: StepFigures) -> StepFigures:
+        """Both together."""
+        return StepFigures(
+            self.steps + other.steps,
+            self.misses + other.misses,
+            self.errors + other.errors,
+            self.busy_us + other.busy_us,
+        )
+
 
 class Executor:
     """Steps of one node. `run` belongs to the compute thread; `figures` may be read from any.
@@ -148,6 +157,8 @@ class Executor:
     def _open_decode(self, item: QueuedStep) -> _OpenStep:
         if self._store is None or not self.keeps_sessions:
             raise CacheMissed("disabled", session=item.step.session)
+        if not self._store.holds(item.step.session):
+            self._check_continues_here(item.step)
         session = self._store.lookup(item.step)
         try:
             self._check(item, session)
@@ -167,6 +178,13 @@ class Executor:
         if step.layers != self._runner.layers:
             held = str(self._runner.layers)
             raise StepFailed("range_mismatch", f"the layers here are {held}", field="layers", limit=held)
+
+    def _check_continues_here(self, step: Step) -> None:
+        """A session that is not held may have gone with the range that was held before this one."""
+        if step.model != self._model:
+            raise CacheMissed("model_mismatch", session=step.session)
+        if step.layers != self._runner.layers:
+            raise CacheMissed("range_mismatch", session=step.session)
 
     def _check_sampling(self, step: Step, session: Session | None) -> None:
         samples = self._is_last and step.output_len != 0 and step.pool is None

@@ -122,6 +122,7 @@ def load_stage(
     device: str = "auto",
     dtype: str = "auto",
     progress: Callable[[int, int], None] | None = None,
+    before_reading: Callable[[int, torch.device], None] | None = None,
 ) -> Stage:
     """Load a layer range of the model in a Hugging Face folder.
 
@@ -131,6 +132,7 @@ def load_stage(
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: ``auto`` or a key of `shard.device.DTYPES`.
         progress: Called with (bytes read, bytes in all) from whichever thread reads.
+        before_reading: Called with the bytes that the weights will take, and where; may wait, or refuse by raising.
 
     Raises:
         LoadFailed: See there for the codes.
@@ -138,13 +140,15 @@ def load_stage(
     plan = plan_range(model_dir, layers)
     where = choose_device(device)
     kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
+    weight_bytes = plan.weight_bytes(kind.dtype)
+    if before_reading is not None:
+        before_reading(weight_bytes, where.device)
     state = PassState(plan.flow.tuple_len)
     with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
         model = _load_model(plan, state, reader, device=where.device, dtype=kind.dtype)
     watch_layers(model, plan.outline, layers, state)
     if plan.outline.is_last(layers):
         watch_head(model, plan.outline, state)
-    weight_bytes = plan.weight_bytes(kind.dtype)
     stage = Stage(
         model,
         plan.outline,

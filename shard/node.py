@@ -1,4 +1,4 @@
-"""One node process: listen, load, serve, drain, end."""
+"""One node process: listen, join, load, serve, drain, end."""
 
 from __future__ import annotations
 
@@ -6,41 +6,25 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import structlog
 
-from shard.compute import ComputeThread
-from shard.executor import Executor, Outcome
-from shard.runner import Runner
+from shard.held_range import Assignment
+from shard.join import Join
 from shard.server import NodeServer
-from shard.service import NodeService
+from shard.service import SWEEP_INTERVAL_S, NodeService
 from shard.settings import Address
 from shared.clock import Clock
-from shared.errors import MeshError
 
-SWEEP_INTERVAL_S = 1.0
-"""How often expired sessions and silent links are looked for."""
-LOAD_PROGRESS_INTERVAL_S = 0.25
-"""Bars move smoothly at four frames a second; a checkpoint may have thousands of tensors."""
-LOAD_LOG_INTERVAL_S = 5.0
-"""As above, for a log that people read."""
 DRAIN_POLL_S = 0.02
 """How often a draining node looks whether it has finished."""
 FLUSH_TIMEOUT_S = 1.0
 """How long last words may take to leave."""
 STOP_TIMEOUT_S = 2.0
-"""How long the compute thread may take to notice that it should end; a cancelled step stops between layers."""
-
-Progress = Callable[[int, int], None]
-LoadRunner = Callable[[Progress], Runner]
-"""Loads the stage on the compute thread; calls its argument with bytes done and bytes in all."""
+"""How long a compute thread may take to notice that it should end; a cancelled step stops between layers."""
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-class LoadStopped(Exception):
-    """The node was told to end while it was loading."""
 
 
 class Node:
@@ -48,9 +32,10 @@ class Node:
 
     Args:
         service: What it answers.
-        address: Where it listens.
+        fixed: The range it holds for as long as it lives; None takes what a gateway gives it.
+        address: Where it listens; None joins only.
+        joins: Its links to gateways that it dials itself.
         token: The mesh token.
-        load: Loads the stage.
         clock: Monotonic time.
         drain_timeout_s: How long sessions may go on once the node was asked to end.
         announce: Called with the address once it listens.
@@ -60,35 +45,34 @@ class Node:
         self,
         *,
         service: NodeService,
-        address: Address,
+        fixed: Assignment | None,
+        address: Address | None,
+        joins: Sequence[Join] = (),
         token: str | None,
-        load: LoadRunner,
         clock: Clock,
         drain_timeout_s: float,
         announce: Callable[[Address], None],
     ) -> None:
         self.service = service
+        self._fixed = fixed
         self._address = address
+        self._joins = joins
         self._server = NodeServer(service=service, token=token, clock=clock)
-        self._load_runner = load
         self._clock = clock
         self._drain_timeout_s = drain_timeout_s
         self._announce = announce
-        self._compute = ComputeThread(load=self._load, deliver=self._deliver, loaded=self._loaded)
         self._stop_asked = asyncio.Event()
-        self._load_error: Exception | None = None
-        self.loaded = asyncio.Event()
+        self._has_failed = False
         self.compute_ended = False
-        self._progress_at = -LOAD_PROGRESS_INTERVAL_S
-        self._progress_logged_at = -LOAD_LOG_INTERVAL_S
-        self._loop = asyncio.get_running_loop()
+        service.on_drain_asked = self.stop
+        service.on_load_failed = self._on_load_failed
 
     def stop(self) -> None:
         """Ask the node to drain and end. Call it on the event loop."""
         self._stop_asked.set()
 
     async def run(self) -> int:
-        """Serve until told to stop or until loading fails.
+        """Serve until told to stop, or until the range that it was started for cannot be loaded.
 
         Returns:
             The process's exit code.
@@ -96,85 +80,38 @@ class Node:
         Raises:
             OSError: The address cannot be listened on.
         """
+        async with self._listening():
+            if self._fixed is not None:
+                self.service.keeper.begin(self._fixed)
+            async with asyncio.TaskGroup() as tasks:
+                background = [tasks.create_task(self._sweep())]
+                background += [tasks.create_task(join.run()) for join in self._joins]
+                try:
+                    await self._stop_asked.wait()
+                    if not self._has_failed:
+                        await self._drain()
+                finally:
+                    await self._end()
+                    for task in background:
+                        task.cancel()
+        log.info("node.stopped", discarded=self.service.answers_discarded)
+        return 1 if self._has_failed else 0
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        if self._address is None:
+            yield
+            return
         async with self._server.listening(self._address.host, self._address.port) as (_, port):
             address = Address(self._address.host, port)
-            log.info("node.listening", address=str(address), node=self.service.info.node)
+            log.info("node.listening", address=str(address), node=self.service.node_id)
             self._announce(address)
-            self.service.attach(self._compute)
-            self._compute.start()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    sweeping = tasks.create_task(self._sweep())
-                    await self._stop_asked.wait()
-                    if self._load_error is None:
-                        await self._drain()
-                    sweeping.cancel()
-            finally:
-                await self._end()
-        log.info("node.stopped", discarded=self.service.answers_discarded)
-        return 1 if self._load_error is not None else 0
+            yield
 
-    # --- on the compute thread ---------------------------------------------------------------
-
-    def _load(self) -> Executor:
-        runner = self._load_runner(self._on_progress)
-        if runner.layers != self.service.info.layers:
-            raise ValueError(f"the stage holds {runner.layers}, not {self.service.info.layers}")
-        return self.service.create_executor(runner)
-
-    def _on_progress(self, done_bytes: int, total_bytes: int) -> None:
-        if self._stop_asked.is_set():
-            raise LoadStopped("told to end while loading")
-        now = self._clock.monotonic()
-        if done_bytes < total_bytes and now - self._progress_at < LOAD_PROGRESS_INTERVAL_S:
-            return
-        self._progress_at = now
-        if done_bytes == total_bytes or now - self._progress_logged_at >= LOAD_LOG_INTERVAL_S:
-            self._progress_logged_at = now
-            log.info("stage.loading", done_bytes=done_bytes, total_bytes=total_bytes)
-        self._call(self.service.report_progress, done_bytes, total_bytes)
-
-    def _deliver(self, outcomes: list[Outcome]) -> None:
-        self._call(self.service.deliver, outcomes)
-
-    def _loaded(self, error: Exception | None) -> None:
-        self._call(self._on_loaded, error)
-
-    def _call(self, function: Callable[..., None], *args: object) -> None:
-        # A loop that has closed belongs to a node that has ended; nobody is there to be told.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *args)
-
-    # --- on the event loop -------------------------------------------------------------------
-
-    def _on_loaded(self, error: Exception | None) -> None:
-        self.loaded.set()
-        if error is None:
-            self._on_ready()
-        elif not isinstance(error, LoadStopped):
-            self._on_failed(error)
-
-    def _on_ready(self) -> None:
-        self.service.become_ready()
-        info = self.service.info
-        log.info(
-            "node.ready",
-            layers=str(info.layers),
-            device=info.device,
-            dtype=info.dtype,
-            kv_cache=info.kv_cache,
-            kv_bytes_max=info.kv_bytes_max,
-            kv_bytes_per_token=info.kv_bytes_per_token,
-        )
-
-    def _on_failed(self, error: Exception) -> None:
-        self._load_error = error
-        self.service.become_failed(error)
-        if isinstance(error, MeshError):
-            log.error("node.failed", code=error.code, reason=error.message)
-        else:
-            log.error("node.failed", reason=str(error), exc_info=error)
-        self.stop()
+    def _on_load_failed(self) -> None:
+        if self._fixed is not None:
+            self._has_failed = True
+            self.stop()
 
     async def _sweep(self) -> None:
         while True:
@@ -182,6 +119,8 @@ class Node:
             self.service.sweep()
 
     async def _drain(self) -> None:
+        for join in self._joins:
+            join.stop_dialling()
         log.info("node.draining", sessions=self.service.stats().sessions, timeout_s=self._drain_timeout_s)
         self.service.become_draining()
         deadline = self._clock.monotonic() + self._drain_timeout_s
@@ -190,15 +129,19 @@ class Node:
 
     def _has_work(self) -> bool:
         # A session between two steps may be waiting for another hop for as long as that one takes.
-        return bool(self._compute.pending) or (bool(self.service.stats().sessions) and bool(self.service.peers))
+        held = self.service.keeper.held
+        if held is None:
+            return False
+        return bool(held.compute.pending) or (bool(held.figures().sessions) and bool(self.service.peers))
 
     async def _end(self) -> None:
-        self._compute.stop()
+        keeper = self.service.keeper
+        keeper.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 for peer in list(self.service.peers):
                     await peer.flush()
-        self.compute_ended = await asyncio.to_thread(self._compute.join, STOP_TIMEOUT_S)
+        self.compute_ended = await asyncio.to_thread(keeper.join, STOP_TIMEOUT_S)
         if not self.compute_ended:
             log.warning("compute.not_stopped", waited_s=STOP_TIMEOUT_S)
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shard.machine import physical_cores
-from shard.settings import Address, KvLimits, NodeSettings, parse_node_id
+from shard.settings import Address, KvLimits, NodeSettings, parse_join_url, parse_node_id
 from shared.layers import LayerRange
 from shared.options import (
     THREADS_MAX,
@@ -25,21 +25,23 @@ from shared.options import (
 )
 
 _SESSIONS_MAX = 100_000
+DEFAULT_LISTEN = "127.0.0.1:9001"
 
 _MODEL = (
     option(
         "--model",
         "MODEL",
-        "A Hugging Face folder, a .gguf file, a hub id such as owner/name, or a catalogue name.",
-        required=True,
+        "A Hugging Face folder, a .gguf file, a hub id such as owner/name, or a catalogue name. Without --layers: what "
+        "this machine may have of the model that a gateway names.",
         metavar="MODEL",
+        show_default="must be given with --layers",
     ),
     option(
         "--layers",
         "LAYERS",
         "The decoder layers to hold: START is the first, END the one after the last.",
-        required=True,
         metavar="START:END",
+        show_default="what a gateway gives it; must be given without --join",
         type=Parsed("range", LayerRange.parse),
     ),
     cache_dir_option,
@@ -47,12 +49,20 @@ _MODEL = (
 
 _PLACE = (
     option(
+        "--join",
+        "JOIN",
+        "A gateway to dial, through NAT and proxies; may be given several times. Each is dialled again for ever.",
+        multiple=True,
+        metavar="ws://HOST:PORT/mesh",
+        type=Parsed("address", parse_join_url),
+    ),
+    option(
         "--listen",
         "LISTEN",
         "Where gateways dial this node. Port 0 lets the system choose; the address is printed.",
-        default="127.0.0.1:9001",
         metavar="HOST:PORT",
         type=Parsed("address", Address.parse),
+        show_default=f"{DEFAULT_LISTEN}; nowhere with --join",
     ),
     option(
         "--node-id",
@@ -60,7 +70,7 @@ _PLACE = (
         "Its name, unique in the mesh.",
         metavar="ID",
         type=Parsed("id", parse_node_id),
-        show_default="host, range and a random part",
+        show_default="host, range and a random part; with --join host and a random part that stays",
     ),
     option(
         "--mesh-token",
@@ -90,6 +100,17 @@ _COMPUTE = (
     ),
 )
 
+_MEMORY = (
+    option(
+        "--memory",
+        "MEMORY",
+        "All that this process may use where a gateway gives it its layers, such as 4G: weights, caches and torch.",
+        metavar="BYTES",
+        type=Parsed("bytes", parse_bytes),
+        show_default="nine tenths of what is free",
+    ),
+)
+
 _KV = (
     option(
         "--kv-ttl-seconds",
@@ -111,7 +132,7 @@ _KV = (
         "Memory for the caches of all sessions, such as 512M or 2G.",
         metavar="BYTES",
         type=Parsed("bytes", parse_bytes),
-        show_default="a quarter of what is free once the weights are loaded",
+        show_default="a quarter of what is free once the weights are loaded; what --memory leaves with --join alone",
     ),
     option(
         "--kv-cache/--no-kv-cache",
@@ -126,7 +147,7 @@ _PROCESS = (drain_option("open sessions"), exit_with_parent_option, *log_options
 
 def node_options(function: Any) -> Any:
     """Add every flag of a node to a click command."""
-    return add_options(function, (*_MODEL, *_PLACE, *_COMPUTE, *_KV, *_PROCESS))
+    return add_options(function, (*_MODEL, *_PLACE, *_COMPUTE, *_MEMORY, *_KV, *_PROCESS))
 
 
 def read_settings(options: dict[str, Any]) -> NodeSettings:
@@ -135,12 +156,14 @@ def read_settings(options: dict[str, Any]) -> NodeSettings:
     Raises:
         SettingError: They do not go together.
     """
-    layers: LayerRange = options["layers"]
+    layers: LayerRange | None = options["layers"]
+    joins = tuple(dict.fromkeys(options["join"]))
     settings = NodeSettings(
         model=options["model"],
         layers=layers,
-        listen=options["listen"],
-        node_id=options["node_id"] or default_node_id(layers),
+        joins=joins,
+        listen=options["listen"] or (None if joins else Address.parse(DEFAULT_LISTEN)),
+        node_id=options["node_id"] or (default_node_id(layers) if layers and not joins else None),
         device=options["device"],
         dtype=options["dtype"],
         threads=options["threads"],
@@ -152,6 +175,7 @@ def read_settings(options: dict[str, Any]) -> NodeSettings:
             sessions_max=options["kv_max_sessions"],
             bytes_max=options["kv_max_bytes"],
         ),
+        memory_bytes=options["memory"],
         drain_s=options["drain_seconds"],
     )
     settings.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -23,6 +24,8 @@ OUTGOING_FRAMES_MAX = 1024
 OUTGOING_BYTES_MAX = 256 * 1024 * 1024
 """Tensors that may wait for a peer behind the frame being sent: the largest payload of one frame."""
 CLOSE_SLOW_READER = 1008
+SILENCE_S_MAX = 60.0
+"""A gateway sends a heartbeat every half second; a link silent for so long is dead without having closed."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -37,6 +40,8 @@ class Peer:
         link: Open; the peer owns it.
         handle: Called with each message received; must not block.
         clock: Notes when the peer was last heard.
+        url: Where this node dialled it; None where the peer has dialled.
+        silence_s_max: Saying nothing for longer costs it its link.
         frames_max: Bound of the outgoing queue.
         bytes_max: Bound of the outgoing queue.
     """
@@ -47,12 +52,16 @@ class Peer:
         *,
         handle: Handle,
         clock: Clock,
+        url: str | None = None,
+        silence_s_max: float = SILENCE_S_MAX,
         frames_max: int = OUTGOING_FRAMES_MAX,
         bytes_max: int = OUTGOING_BYTES_MAX,
     ) -> None:
         self.link = link
         self.heard_at = clock.monotonic()
+        self.silence_s_max = silence_s_max
         self.closed = False
+        self._url = url
         self._handle = handle
         self._clock = clock
         self._frames_max = frames_max
@@ -69,6 +78,19 @@ class Peer:
     def name(self) -> str:
         """The peer's id."""
         return self.link.peer
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether it is one: nodes dial gateways only, but may be dialled by other nodes."""
+        return self._url is not None or self.link.hello.role == "gateway"
+
+    def url_of(self, path: str | None) -> str | None:
+        """The HTTP address of a path on the gateway that was dialled; None for a peer whose address is not known."""
+        if path is None or self._url is None:
+            return None
+        dialled = urlsplit(self._url)
+        scheme = "https" if dialled.scheme == "wss" else "http"
+        return f"{scheme}://{dialled.netloc}/{path.lstrip('/')}"
 
     def send(self, message: Message, tensors: Tensors | None = None) -> bool:
         """Queue a message. Returns False when the link is closed, or closes now because the peer reads too slowly."""

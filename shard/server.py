@@ -73,7 +73,7 @@ class NodeServer:
 
     def _answer_http(self, connection: ServerConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
-        state = self._service.info.state
+        state = self._service.state
         if path == "/healthz":
             return self._json_response(HTTPStatus.SERVICE_UNAVAILABLE if state == "failed" else HTTPStatus.OK)
         if path == "/readyz":
@@ -83,21 +83,24 @@ class NodeServer:
         return None
 
     def _json_response(self, status: HTTPStatus) -> Response:
-        info = self._service.info
-        body = orjson.dumps({"state": info.state, "node": info.node, "layers": str(info.layers)})
+        service = self._service
+        layers = str(service.info.layers) if service.info else None
+        body = orjson.dumps({"state": service.state, "node": service.node_id, "layers": layers})
         headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"})
         return Response(status.value, status.phrase, headers, body)
 
     def _answer_hello(self, hello: Hello) -> Welcome | Refused:
-        if refusal := check_hello(hello, token=self._token, model=self._service.model.fingerprint):
+        info = self._service.info
+        model = info.model if info and not self._service.machine else None  # one that takes any range takes any model
+        if refusal := check_hello(hello, token=self._token, model=model):
             return refusal
-        if self._service.info.state == "draining":
+        if self._service.state == "draining":
             return Refused(code="draining", message="the node is leaving")
         if len(self._service.peers) >= PEERS_MAX:
             return Refused(code="too_many_links", message=f"the limit is {PEERS_MAX} links")
-        info = self._service.info
         version = choose_version(hello.versions, VERSIONS) or PROTOCOL_VERSION
-        return Welcome(version=version, peer=info.node, node=info, software=SOFTWARE)
+        machine = self._service.machine
+        return Welcome(version=version, peer=self._service.node_id, node=info, machine=machine, software=SOFTWARE)
 
     async def _serve_link(self, connection: ServerConnection) -> None:
         try:
@@ -108,10 +111,7 @@ class NodeServer:
             return
         peer = Peer(link, handle=self._service.handle, clock=self._clock)
         log.info("peer.connected", peer=peer.name, role=link.hello.role, software=link.hello.software)
-        self._service.add_peer(peer)
         try:
-            await peer.run()
+            await self._service.serve(peer, described=link.welcome.node)
         except MeshError as reason:
             log.info("peer.closed", peer=peer.name, code=reason.code)
-        finally:
-            self._service.remove_peer(peer)

@@ -5,157 +5,121 @@ Runs on the event loop; the compute thread reaches it through `loop.call_soon_th
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 
 import structlog
 
-from shard.compute import ComputeThread
-from shard.executor import Executor, Outcome, failure_message
-from shard.kv_cache import SessionStore
+from shard.executor import Outcome, failure_message
+from shard.held_range import Assignment, LoadRange, ServedModel
 from shard.peer import Peer, Tensors
-from shard.runner import Runner
+from shard.range_keeper import RangeKeeper
+from shard.room import MemoryBudget
 from shard.settings import KvLimits
 from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
-from shared.errors import LinkClosed, MeshError, StepFailed
-from shared.layers import LayerRange
+from shared.errors import LinkClosed, StepFailed
 from shared.messages import (
-    SAMPLING_FIELDS,
     Cancel,
     Drain,
     Error,
     Fork,
     Heartbeat,
+    Load,
     Loaded,
-    LoadProgress,
+    MachineInfo,
     Message,
     NodeInfo,
+    NodeState,
     NodeStats,
     Release,
     Step,
+    Unload,
     Unsupported,
 )
 
-PEER_SILENCE_S_MAX = 60.0
-"""A gateway sends a heartbeat every half second; a link silent for so long is dead without having closed."""
-KV_MEMORY_SHARE = 0.25
-"""Of the memory that is free once the weights are loaded, what sessions may take by default: there may be
-other nodes on the machine, and a forward needs room too."""
+SWEEP_INTERVAL_S = 1.0
+"""How often expired sessions and silent links are looked for."""
 
 log = structlog.stdlib.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What is known of the model before its weights are loaded."""
-
-    fingerprint: str
-    name: str
-    num_layers: int
-    context_len: int = 0
-
-
 class NodeService:
-    """A node's state and its answers.
+    """A node's state and its answers. Needs a running event loop.
 
     Args:
         node_id: Unique in the mesh.
-        model: The model it serves.
-        layers: The range it holds.
         limits: What it keeps.
         clock: Monotonic time.
+        load: Loads a range.
+        machine: What it offers, if it takes whatever range a gateway gives it.
     """
 
-    def __init__(self, *, node_id: str, model: ServedModel, layers: LayerRange, limits: KvLimits, clock: Clock) -> None:
-        self.model = model
-        self.info = NodeInfo(
-            node=node_id,
-            pid=os.getpid(),
-            model=model.fingerprint,
-            model_name=model.name,
-            layers=layers,
-            num_layers=model.num_layers,
-            token_ids=layers.end == model.num_layers,
-            sampling=SAMPLING_FIELDS,
-            kv_cache=limits.enabled,
-            kv_ttl_s=limits.ttl_s,
-            kv_sessions_max=limits.sessions_max,
-            kv_bytes_max=limits.bytes_max or 0,
-            context_len=model.context_len,
-        )
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        limits: KvLimits,
+        clock: Clock,
+        load: LoadRange,
+        machine: MachineInfo | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.machine = machine
         self.peers: set[Peer] = set()
-        self.store: SessionStore | None = None
         self.answers_discarded = 0
-        self._limits = limits
+        self.on_drain_asked: Callable[[], None] = lambda: None
+        self.on_load_failed: Callable[[], None] = lambda: None
+        budget = MemoryBudget(machine.memory_bytes, machine.runtime_bytes) if machine else None
+        self.keeper = RangeKeeper(self, node_id=node_id, limits=limits, clock=clock, load=load, budget=budget)
         self._clock = clock
-        self._compute: ComputeThread | None = None
-        self._executor: Executor | None = None
         self._refusals: Counter[str] = Counter()
+        self._swept_at = clock.monotonic()
 
-    # --- called once each, in this order -----------------------------------------------------
+    @property
+    def info(self) -> NodeInfo | None:
+        """What it says of the range it holds; None while it holds none."""
+        return self.keeper.held.info if self.keeper.held else None
 
-    def attach(self, compute: ComputeThread) -> None:
-        """Name the thread that steps go to."""
-        self._compute = compute
-
-    def create_executor(self, runner: Runner) -> Executor:
-        """What runs steps on a loaded stage. Called on the compute thread."""
-        keeps = self._limits.enabled and runner.supports_kv_cache
-        bytes_max = self._limits.bytes_max or int(runner.memory_free_bytes() * KV_MEMORY_SHARE)
-        self.store = SessionStore(
-            ttl_s=self._limits.ttl_s, sessions_max=self._limits.sessions_max, bytes_max=bytes_max, clock=self._clock
-        )
-        self.info = replace(
-            self.info,
-            device=runner.device,
-            dtype=runner.dtype,
-            kv_cache=keeps,
-            token_ids=runner.returns_token_ids,
-            sampling=runner.sampling_fields,
-            features=(*(("fork",) if keeps else ()), *runner.features),
-            kv_bytes_max=bytes_max,
-            kv_bytes_per_token=runner.kv_bytes_per_token,
-            context_len=runner.context_len or self.model.context_len,
-            needs_token_ids=runner.needs_token_ids,
-            refused_cuts=runner.refused_cuts,
-        )
-        store = self.store if self._limits.enabled else None
-        self._executor = Executor(runner=runner, store=store, model=self.model.fingerprint, clock=self._clock)
-        return self._executor
-
-    def become_ready(self) -> None:
-        """The stage is loaded: say so on every link."""
-        self.info = replace(self.info, state="ready")
-        self.broadcast(Loaded(node=self.info))
-
-    def become_failed(self, error: Exception) -> None:
-        """Loading has failed: say so, with the reason, on every link."""
-        self.info = replace(self.info, state="failed")
-        reason = error.message if isinstance(error, MeshError) else f"{type(error).__name__}: {error}"
-        self.broadcast(Loaded(node=self.info, error=reason))
+    @property
+    def state(self) -> NodeState:
+        """Whether steps are served; a node without a range is about to be given one."""
+        if self.keeper.is_draining:
+            return "draining"
+        return self.info.state if self.info else "loading"
 
     def become_draining(self) -> None:
         """The node is about to leave: take no new session, and say so on every link."""
-        self.info = replace(self.info, state="draining")
-        if self._executor is not None:
-            self._executor.refuses_new_sessions = True
+        self.keeper.drain()
         self.broadcast(Drain())
 
     # --- peers -------------------------------------------------------------------------------
 
-    def add_peer(self, peer: Peer) -> None:
-        """A link has opened. What changed since its welcome was written is said again."""
-        self.peers.add(peer)
-        if peer.link.welcome.node != self.info:
-            peer.send(Loaded(node=self.info))
+    async def serve(self, peer: Peer, *, described: NodeInfo | None) -> None:
+        """Keep a link that has just opened until it ends.
 
-    def remove_peer(self, peer: Peer) -> None:
+        Args:
+            peer: The other side.
+            described: What the handshake said of this node; what has changed since is said again.
+
+        Raises:
+            MeshError: Why the link ended.
+        """
+        self.peers.add(peer)
+        if self.info is not None and described != self.info:
+            peer.send(Loaded(node=self.info))
+        if self.keeper.is_draining:
+            peer.send(Drain())
+        try:
+            await peer.run()
+        finally:
+            self._remove_peer(peer)
+
+    def _remove_peer(self, peer: Peer) -> None:
         """A link has closed: its waiting steps go, its sessions stay until they expire or are evicted."""
         self.peers.discard(peer)
-        dropped = self._compute.drop_link(peer) if self._compute else 0
+        held = self.keeper.held
+        dropped = held.compute.drop_link(peer) if held else 0
         if dropped:
             log.info("steps.dropped", peer=peer.name, steps=dropped)
 
@@ -164,19 +128,32 @@ class NodeService:
         for peer in list(self.peers):
             peer.send(message)
 
-    def report_progress(self, done_bytes: int, total_bytes: int) -> None:
-        """Tell peers how far loading has come."""
-        if self.info.state == "loading":
-            self.broadcast(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
+    def send_to(self, names: Iterable[str], message: Message) -> None:
+        """Send to the peers of these names."""
+        wanted = set(names)
+        for peer in [peer for peer in self.peers if peer.name in wanted]:
+            peer.send(message)
+
+    def is_linked(self, name: str) -> bool:
+        """Whether a peer of this name has a link."""
+        return any(peer.name == name for peer in self.peers)
+
+    def on_failed(self) -> None:
+        """A range could not be loaded."""
+        self.on_load_failed()
 
     def sweep(self) -> None:
-        """Apply limits that nobody's message would: expired sessions, silent links."""
-        if self.store is not None:
-            self.store.sweep()
-        silent_since = self._clock.monotonic() - PEER_SILENCE_S_MAX
-        for peer in list(self.peers):
-            if peer.heard_at < silent_since:
-                peer.give_up(LinkClosed("peer_silent", f"the peer said nothing for {PEER_SILENCE_S_MAX} s"))
+        """Apply limits that nobody's message would: expired sessions, silent links. Call it every `SWEEP_INTERVAL_S`.
+
+        A sweep that comes late says that this process was held up, and what peers sent meanwhile has not been read.
+        """
+        if self.keeper.held is not None:
+            self.keeper.held.sweep()
+        now = self._clock.monotonic()
+        is_late, self._swept_at = now - self._swept_at > 2 * SWEEP_INTERVAL_S, now
+        for peer in [] if is_late else list(self.peers):
+            if now - peer.heard_at > peer.silence_s_max:
+                peer.give_up(LinkClosed("peer_silent", f"the peer said nothing for {peer.silence_s_max} s"))
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -193,6 +170,13 @@ class NodeService:
                 self._end_session(message.session, cancelled=False)
             case Cancel():
                 self._end_session(message.session, cancelled=True)
+            case Load() if self.machine is not None:
+                self._load(peer, message)
+            case Unload() if self.machine is not None:
+                self.keeper.unload(peer.name)
+            case Drain() if peer.is_gateway:
+                log.info("drain.asked", gateway=peer.name)
+                self.on_drain_asked()
             case Heartbeat() | Drain() | Unsupported() | Error():
                 log.debug("message.ignored", peer=peer.name, kind=message.kind)
             case _:
@@ -205,47 +189,64 @@ class NodeService:
             if not isinstance(peer, Peer) or not peer.send(outcome.message, outcome.tensors):
                 self.answers_discarded += 1
 
+    def submit_again(self, steps: Iterable[QueuedStep]) -> None:
+        """Give steps that waited for a range that is gone to what is held now: they are answered."""
+        for item in steps:
+            self._submit(item)
+
     def stats(self) -> NodeStats:
         """The figures of this moment."""
-        sessions, kv_bytes, drops = self.store.figures() if self.store else (0, 0, {})
-        figures = self._executor.figures() if self._executor else None
+        figures = self.keeper.figures()
         return NodeStats(
-            state=self.info.state,
-            sessions=sessions,
-            kv_bytes=kv_bytes,
-            queued_steps=self._compute.queued if self._compute else 0,
-            steps=dict(figures.steps) if figures else {},
-            misses=dict(figures.misses) if figures else {},
-            evictions=drops,
-            errors=dict(figures.errors + self._refusals) if figures else dict(self._refusals),
-            busy_us=figures.busy_us if figures else 0,
+            state=self.state,
+            sessions=figures.sessions,
+            kv_bytes=figures.kv_bytes,
+            queued_steps=figures.queued_steps,
+            steps=dict(figures.steps.steps),
+            misses=dict(figures.steps.misses),
+            evictions=dict(figures.drops),
+            errors=dict(figures.steps.errors + self._refusals),
+            busy_us=figures.steps.busy_us,
         )
 
+    def _load(self, peer: Peer, load: Load) -> None:
+        model = ServedModel(load.model, load.model_name, load.num_layers)
+        for answer in self.keeper.load(Assignment(model, load.layers, peer.url_of(load.files)), peer.name):
+            peer.send(answer)
+
     def _submit(self, item: QueuedStep) -> None:
-        if self._compute is None or self.info.state in ("loading", "failed"):
-            self._refuse([item], StepFailed("not_ready", f"the node is {self.info.state}"))
+        held = self.keeper.held
+        if held is None or not held.can_serve:
+            self._refuse([item], StepFailed("not_ready", self._excuse()))
             return
         try:
-            superseded = self._compute.submit(item)
+            superseded = held.compute.submit(item)
         except StepFailed as error:
             self._refuse([item], error)
             return
         if superseded:
             self._refuse(superseded, StepFailed("stale_epoch", f"epoch {item.step.epoch} has replaced this step"))
 
+    def _excuse(self) -> str:
+        return f"the node is {self.info.state}" if self.info else "the node holds no layers"
+
     def _fork(self, item: QueuedFork) -> None:
         """A fork has no answer: where none is made, the first step of the copy says so."""
-        is_ready = self.info.state not in ("loading", "failed")
-        if self._compute is None or not is_ready or not self._compute.fork(item):
-            code = "queue_full" if is_ready else "not_ready"
+        held = self.keeper.held
+        can_serve = held is not None and held.can_serve
+        if held is None or not can_serve or not held.compute.fork(item):
+            code = "queue_full" if can_serve else "not_ready"
             self._refusals[code] += 1
             log.debug("fork.refused", session=item.fork.session, target=item.fork.target, code=code)
 
     def _end_session(self, session: str, *, cancelled: bool) -> None:
         """Waiting steps first, then the running one, then the session: see `shard.kv_cache`."""
-        waiting = self._compute.cancel(session) if self._compute else []
-        if self.store is not None:
-            self.store.release(session, "cancelled" if cancelled else "released")
+        held = self.keeper.held
+        if held is None:
+            return
+        waiting = held.compute.cancel(session)
+        if held.store is not None:
+            held.store.release(session, "cancelled" if cancelled else "released")
         self._refuse(waiting, StepFailed("cancelled", "the session was ended"))
 
     def _refuse(self, items: Iterable[QueuedStep], error: StepFailed) -> None:

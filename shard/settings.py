@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from shared.layers import LayerRange
 from shared.options import PORT_MAX, SettingError
@@ -71,37 +72,49 @@ class NodeSettings:
     """Everything that a flag or a variable sets.
 
     Args:
-        model: Folder, file, hub id or catalogue name.
-        layers: The range to hold.
-        listen: Where to listen.
-        node_id: Unique in the mesh.
+        model: Folder, file, hub id or catalogue name; for a node that takes any range it may be None.
+        layers: The range to hold; None takes what a gateway gives.
+        joins: Gateways to dial.
+        listen: Where to listen; None joins only.
+        node_id: Unique in the mesh; None takes the one that this machine has for it (`shard.identity`).
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         threads: Threads of the compute thread's operators.
         mesh_token: What peers must present; None admits all.
         insecure: Listen beyond loopback without a token.
         kv: What is kept of sessions.
+        memory_bytes: All that the process may use, for a node that takes any range; None measures.
         drain_s: How long sessions may go on once the node was asked to end.
     """
 
-    model: str
-    layers: LayerRange
-    listen: Address
-    node_id: str
+    model: str | None
+    layers: LayerRange | None
+    joins: tuple[str, ...] = ()
+    listen: Address | None
+    node_id: str | None
     device: str
     dtype: str
     threads: int
     mesh_token: str | None
     insecure: bool
     kv: KvLimits
+    memory_bytes: int | None = None
     drain_s: float
 
     def check(self) -> None:
         """Check what no single flag can tell.
 
         Raises:
-            SettingError: Listening beyond loopback for everyone.
+            SettingError: Listening beyond loopback for everyone; a flag without the one that it needs.
         """
+        if self.layers is None and not self.joins:
+            raise SettingError("--layers", "is missing: give the range, or --join to be given one by a gateway")
+        if self.layers is not None and self.model is None:
+            raise SettingError("--model", f"is missing: of which model shall layers {self.layers} be?")
+        if self.layers is not None and self.memory_bytes is not None:
+            raise SettingError("--memory", "is for a node that is given its layers by a gateway: leave --layers out")
+        if self.listen is None:
+            return
         if not self.listen.is_loopback and self.mesh_token is None and not self.insecure:
             raise SettingError(
                 "--listen",
@@ -118,6 +131,22 @@ def check_layers(layers: LayerRange, num_layers: int) -> None:
     """
     if layers.end > num_layers:
         raise SettingError("--layers", f"{layers} ends after the model's last layer: it has {num_layers}")
+
+
+def parse_join_url(text: str) -> str:
+    """Read the address of a gateway to join; without a path it is ``/mesh``.
+
+    Raises:
+        ValueError: If it is no ``ws://`` or ``wss://`` address.
+    """
+    parts = urlsplit(text)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"must look like ws://host:8000/mesh or wss://host/mesh, got {text!r}")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"the port must be from 0 to {PORT_MAX}, got {text!r}") from error
+    return text if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/mesh"
 
 
 def parse_node_id(text: str) -> str:

@@ -58,7 +58,8 @@ class Core:
 
     def sessions(self) -> list[int]:
         """Sessions each node holds."""
-        return [len(node.service.store._listed) if node.service.store else 0 for node in self.nodes]
+        stores = [held.store for node in self.nodes if (held := node.service.keeper.held)]
+        return [len(store._listed) if store else 0 for store in stores]
 
 
 def expected(max_tokens: int = 24) -> list[int]:

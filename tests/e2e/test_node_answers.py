@@ -12,8 +12,8 @@ import torch
 from llguidance import LLMatcher
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from shard.held_range import Progress
 from shard.loader import load_stage
-from shard.node import Progress
 from shard.settings import KvLimits
 from shard.stage_runner import StageRunner
 from shared.layers import LayerRange

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from shard import peer as peer_module
-from shard.service import PEER_SILENCE_S_MAX
+from shard.peer import SILENCE_S_MAX
 from shard.step_queue import QUEUED_STEPS_MAX
 from shared.errors import HandshakeRefused, LinkClosed
 from shared.layers import LayerRange
@@ -150,7 +150,7 @@ async def test_health_on_the_same_port() -> None:
         assert (await http.get(base + "/readyz")).status_code == 503
         assert (await http.get(base + "/")).status_code == 404
         release.set()
-        await fake.node.loaded.wait()
+        await fake.service.keeper.settled.wait()
         assert (await http.get(base + "/readyz")).status_code == 200
 
 
@@ -287,7 +287,9 @@ async def test_running_session_survives_pressure(fake: FakeNode, client: NodeCli
     gate.opened.clear()
     step = await client.decode("slow", 1, 5)
     await started(gate)
-    store = fake.service.store
+    held = fake.service.keeper.held
+    assert held is not None
+    store = held.store
     assert store is not None
     store.sessions_max = 0
     store.sweep()
@@ -319,7 +321,10 @@ async def test_slow_reader_loses_its_link_and_nobody_else_notices(
     fake: FakeNode, client: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers that a peer does not read are bounded; beyond the limit its link is closed."""
-    monkeypatch.setattr(peer_module.Peer.__init__, "__kwdefaults__", {"frames_max": 4, "bytes_max": 1 << 20})
+    defaults = peer_module.Peer.__init__.__kwdefaults__
+    monkeypatch.setattr(
+        peer_module.Peer.__init__, "__kwdefaults__", {**defaults, "frames_max": 4, "bytes_max": 1 << 20}
+    )
     slow = await dial(fake.url, gateway_hello(peer="slow"))
     await until(lambda: len(fake.service.peers) == 2, "the link")
     (peer,) = [each for each in fake.service.peers if each.name == "slow"]
@@ -395,9 +400,9 @@ async def test_silent_peer_is_closed() -> None:
     """A link on which nothing is heard for long is given up, though it never closed."""
     clock = FakeClock()
     async with running_fake_node(clock=clock) as fake, connected(fake.url) as client:
-        await clock.advance(PEER_SILENCE_S_MAX - 1)
+        await clock.advance(SILENCE_S_MAX - 1)
         await client.stats()
-        await clock.advance(PEER_SILENCE_S_MAX - 1)
+        await clock.advance(SILENCE_S_MAX - 1)
         assert fake.service.peers
         await clock.advance(3)
         with pytest.raises(LinkClosed, match="peer_silent"):

@@ -26,13 +26,14 @@ from typing import Any
 
 import uvloop
 
-from shard.node import LoadRunner, Progress, stopped_by_signals
+from shard.held_range import Progress
+from shard.node import stopped_by_signals
 from shard.settings import Address, KvLimits
 from shared.layers import LayerRange
 from shared.log import configure_logging
 from shared.parent_watch import exit_with_parent
 from tests.support.fake_runner import FakeRunner
-from tests.support.live_node import LiveNode, create_node, running_node
+from tests.support.live_node import LiveNode, LoadRunner, create_node, running_node
 
 FINGERPRINT = "fake-model"
 

@@ -11,13 +11,18 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shard.node import LoadRunner, Node
-from shard.service import NodeService, ServedModel
+from shard.held_range import Assignment, LoadRange, Progress, ServedModel
+from shard.node import Node
+from shard.runner import Runner
+from shard.service import NodeService
 from shard.settings import Address, KvLimits
 from shared.clock import Clock, SystemClock
 from shared.layers import LayerRange
 
 START_TIMEOUT_S = 30.0
+
+LoadRunner = Callable[[Progress], Runner]
+"""Loads the one range of a node whose range is fixed."""
 
 
 @dataclass
@@ -40,7 +45,9 @@ class LiveNode:
 
     def forget_all(self) -> int:
         """Lose every session, as a restart would; returns how many."""
-        store = self.service.store
+        held = self.service.keeper.held
+        assert held is not None
+        store = held.store
         assert store is not None
         sessions = list(store._listed)
         for session in sessions:
@@ -70,18 +77,18 @@ def create_node(
 ) -> Node:
     """Wire a node. Needs a running event loop."""
     clock = clock or SystemClock()
+    load_range: LoadRange = lambda _, loading: load(loading.progress)  # noqa: E731 - a typed adapter
     service = NodeService(
         node_id=node_id or f"node-{layers.start}-{layers.end}",
-        model=ServedModel(fingerprint=fingerprint, name="fake", num_layers=num_layers),
-        layers=layers,
         limits=limits or KvLimits(bytes_max=1 << 20),
         clock=clock,
+        load=load_range,
     )
     return Node(
         service=service,
+        fixed=Assignment(ServedModel(fingerprint=fingerprint, name="fake", num_layers=num_layers), layers),
         address=address,
         token=token,
-        load=load,
         clock=clock,
         drain_timeout_s=drain_timeout_s,
         announce=announce,
@@ -125,7 +132,7 @@ async def running_node(
             if task.done():
                 await task
             if wait_ready:
-                await node.loaded.wait()
+                await node.service.keeper.settled.wait()
         yield LiveNode(node, task, await listening)
     finally:
         task.cancel()

@@ -14,6 +14,7 @@ from shard.settings import (
     KvLimits,
     NodeSettings,
     check_layers,
+    parse_join_url,
     parse_node_id,
 )
 from shared.layers import LayerRange
@@ -95,14 +96,19 @@ def read(*arguments: str, env: dict[str, str] | None = None) -> NodeSettings:
     def command(**options: object) -> None:
         found.append(read_settings(options))
 
-    result = CliRunner().invoke(command, ["--model", "m", "--layers", "0:2", *arguments], env=env)
+    result = CliRunner().invoke(command, arguments, env=env)
+    if isinstance(result.exception, SettingError):
+        raise result.exception
     assert result.exit_code == 0, result.output
     return found[0]
 
 
+FIXED = ("--model", "m", "--layers", "0:2")
+
+
 def test_defaults() -> None:
     """What a node does unless told otherwise."""
-    given = read()
+    given = read(*FIXED)
     assert given.listen == Address("127.0.0.1", 9001)
     assert given.kv == KvLimits(enabled=True, ttl_s=600.0, sessions_max=8, bytes_max=None)
     assert given.threads == physical_cores()
@@ -112,9 +118,49 @@ def test_defaults() -> None:
 def test_flags_win_over_variables() -> None:
     """Every setting has both; the flag is nearer to the user. An empty token is none."""
     env = {"MESHNET_KV_MAX_SESSIONS": "3", "MESHNET_KV_TTL_SECONDS": "9", "MESHNET_KV_CACHE": "0"}
-    given = read("--kv-max-sessions", "5", "--mesh-token", "", env=env)
+    given = read(*FIXED, "--kv-max-sessions", "5", "--mesh-token", "", env=env)
     assert given.kv == KvLimits(enabled=False, ttl_s=9.0, sessions_max=5, bytes_max=None)
     assert given.mesh_token is None
+
+
+def test_joining_needs_nothing_else() -> None:
+    """No model, no layers, no open port; the id is the machine's own."""
+    given = read("--join", "ws://a:8000", "--join", "wss://b/x/mesh", "--join", "ws://a:8000/")
+    assert given.joins == ("ws://a:8000/mesh", "wss://b/x/mesh")
+    assert (given.model, given.layers, given.listen, given.node_id) == (None, None, None, None)
+    assert read(env={"MESHNET_JOIN": "ws://a/mesh,ws://b/mesh"}).joins == ("ws://a/mesh", "ws://b/mesh")
+
+
+def test_joining_goes_with_fixed_layers_and_with_listening() -> None:
+    """The range is then the node's own, and whoever wants may dial it too."""
+    given = read(*FIXED, "--join", "ws://a/mesh", "--listen", "127.0.0.1:0")
+    assert (given.layers, given.listen) == (LayerRange(0, 2), Address("127.0.0.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "m"], "--layers: is missing: give the range, or --join"),
+        (["--layers", "0:2"], "--model: is missing: of which model"),
+        ([*FIXED, "--memory", "4G"], "--memory: is for a node that is given its layers"),
+        (["--join", "ws://a/mesh", "--listen", "0.0.0.0:9001"], "--listen: 0.0.0.0:9001 is beyond"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(arguments: list[str], says: str) -> None:
+    """Each names the flag that is missing or too much."""
+    with pytest.raises(SettingError) as refused:
+        read(*arguments)
+    assert str(refused.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a:8000", "http://a/mesh", "ws://", "ws:///mesh", "ws://a/mesh?x=1", "ws://u:p@a/mesh", "ws://a:99999/"],
+)
+def test_what_is_no_gateways_address_is_refused(text: str) -> None:
+    """Each says what one looks like, or what is wrong with the port."""
+    with pytest.raises(ValueError, match=r"must (look like|be from 0)"):
+        parse_join_url(text)
 
 
 def test_every_option_has_its_variable() -> None:

@@ -1,0 +1,131 @@
+"""What a node that takes any range says of its machine: measured once, and remembered in the cache folder.
+
+What does not change from start to start (speed, the runtime's size) is kept under a name made of everything that it
+depends on, so that a restart neither measures nor imports torch. What does change (free memory, models on the disk) is
+looked at each time. Nothing here imports torch before it must.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+import psutil  # type: ignore[import-untyped]
+import structlog
+
+from shard.find_weights import local_models
+from shard.machine import free_memory_bytes
+from shard.settings import NodeSettings
+from shared.messages import MachineInfo
+
+MEASURE_VERSION = 1
+"""Raised when a measurement would now mean something else."""
+RESERVE_SHARE = 0.1
+"""Of the free memory, what a node leaves to everything else on its machine unless it is told how much it may use."""
+WIRE_DTYPES: Mapping[str, str | None] = {"auto": None, "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_CPU_INFO = Path("/proc/cpuinfo")
+_GPU_DEVICES = Path("/dev/nvidiactl")
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFigures:
+    """What is measured; fields as in `MachineInfo`."""
+
+    device: str
+    runtime_bytes: int
+    read_bytes_per_s: int
+    prefill_bytes_per_s: int
+
+
+def describe_machine(settings: NodeSettings, cache: Path, environ: Mapping[str, str]) -> MachineInfo:
+    """Say what the node offers. Blocks: the first time for the import of torch and a second of measuring.
+
+    Args:
+        settings: The node's.
+        cache: The cache folder.
+        environ: Says which GPUs are visible.
+
+    Raises:
+        LoadFailed: `device_unavailable`.
+    """
+    figures = remembered_figures(settings, cache / "machines", environ, measure=lambda: _measure(settings))
+    return MachineInfo(
+        device=figures.device,
+        dtype=WIRE_DTYPES[settings.dtype],
+        memory_bytes=settings.memory_bytes or _default_memory_bytes(figures),
+        runtime_bytes=figures.runtime_bytes,
+        read_bytes_per_s=figures.read_bytes_per_s,
+        prefill_bytes_per_s=figures.prefill_bytes_per_s,
+        models=tuple(local_models(settings.model, cache)),
+    )
+
+
+def remembered_figures(
+    settings: NodeSettings, folder: Path, environ: Mapping[str, str], *, measure: Callable[[], MachineFigures]
+) -> MachineFigures:
+    """The figures of this machine with these settings, measured unless an earlier start has done so."""
+    path = folder / f"{_key(settings, environ)}.json"
+    try:
+        return MachineFigures(**orjson.loads(path.read_bytes()))
+    except FileNotFoundError:
+        pass
+    except (OSError, orjson.JSONDecodeError, TypeError) as error:
+        log.warning("machine.figures_unreadable", path=str(path), reason=str(error))
+    figures = measure()
+    log.info("machine.measured", **asdict(figures), remembered=str(path))
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{threading.get_native_id()}.partial")
+    partial.write_bytes(orjson.dumps(asdict(figures), option=orjson.OPT_INDENT_2))
+    partial.replace(path)
+    return figures
+
+
+def _measure(settings: NodeSettings) -> MachineFigures:
+    from shard.measure_machine import measure_machine  # noqa: PLC0415 - torch takes seconds to import
+
+    return measure_machine(settings.device, settings.dtype, settings.threads)
+
+
+def _default_memory_bytes(figures: MachineFigures) -> int:
+    """What is free now, less a reserve; and what the process takes already, or will once torch is imported."""
+    if figures.device.startswith("cuda"):
+        import torch  # noqa: PLC0415 - only CUDA itself knows
+
+        return int(torch.cuda.mem_get_info(figures.device)[0] * (1 - RESERVE_SHARE))
+    process_bytes = int(psutil.Process().memory_info().rss)
+    return process_bytes + int(free_memory_bytes() * (1 - RESERVE_SHARE))
+
+
+def _key(settings: NodeSettings, environ: Mapping[str, str]) -> str:
+    """Everything that the figures depend on."""
+    depends_on = (
+        MEASURE_VERSION,
+        socket.gethostname(),
+        _processor(),
+        sys.version_info[:2],
+        importlib.metadata.version("torch"),
+        settings.device,
+        settings.dtype,
+        settings.threads,
+        _GPU_DEVICES.exists(),
+        environ.get("CUDA_VISIBLE_DEVICES", ""),
+    )
+    return hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,117 @@
+"""How fast this machine reads weights: a second's work that stands for decode and prefill steps.
+
+A decode step multiplies one row by every matrix of the range, so it takes as long as reading them; a long prefill
+step takes as long as the arithmetic. Both are tried here on a chain of the linear layers that a stage would use
+(`shard.linear`), larger together than the processor's caches, with the node's device, element type and threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch import nn
+
+from shard import load as _loading  # noqa: F401 - what a node imports to load a range counts as its runtime
+from shard.device import DTYPES, choose_device
+from shard.linear import PackedLinear, can_pack
+from shard.machine_info import MachineFigures
+
+CHAIN_BYTES = 256 * 1024 * 1024
+"""Weights of the chain: beyond the caches of all but the largest server processors."""
+CHAIN_BYTES_CUDA = 1024 * 1024 * 1024
+"""On a GPU, so that launching kernels is not all that is measured."""
+MATRIX_BYTES, MATRIX_BYTES_CUDA = 32 * 1024 * 1024, 128 * 1024 * 1024
+"""One layer's; of the size of a feed-forward matrix of a model of some billion parameters."""
+PREFILL_MATRIX_BYTES = 8 * 1024 * 1024
+"""That of the prefill: arithmetic decides, and a processor without the element type's instructions takes long."""
+TRIED_S = 0.4
+"""How long each is tried; a single run that takes longer is enough."""
+PREFILL_ROWS = 256
+"""What a gateway gives a node at once of a long prompt, unless told otherwise."""
+STEP_BUFFERS_BYTES = 128 * 1024 * 1024
+"""What a step's inputs, scores and outputs take besides, on top of what the process has once everything is imported."""
+RUNTIME_CUDA_BYTES = 256 * 1024 * 1024
+"""What kernels' workspaces take of a GPU's memory; its context is not free memory in the first place."""
+
+
+def measure_machine(device: str, dtype: str, threads: int) -> MachineFigures:
+    """Measure. Call it on a thread of its own: its operators keep the number of threads.
+
+    Args:
+        device: As the node's setting.
+        dtype: As the node's setting; ``auto`` measures bfloat16, which nearly all checkpoints are stored in.
+        threads: As the node's setting.
+
+    Raises:
+        LoadFailed: `device_unavailable`.
+    """
+    torch.set_num_threads(threads)
+    where = choose_device(device).device
+    kind = DTYPES["bfloat16" if dtype == "auto" else dtype]
+    process_bytes = int(psutil.Process().memory_info().rss)
+    with torch.inference_mode():
+        is_cuda = where.type == "cuda"
+        decode_bytes_per_s = _measure(
+            where,
+            kind,
+            rows=1,
+            matrix_bytes=MATRIX_BYTES_CUDA if is_cuda else MATRIX_BYTES,
+            chain_bytes=CHAIN_BYTES_CUDA if is_cuda else CHAIN_BYTES,
+        )
+        prefill_bytes = MATRIX_BYTES_CUDA if is_cuda else PREFILL_MATRIX_BYTES
+        prefill_bytes_per_s = _measure(
+            where, kind, rows=PREFILL_ROWS, matrix_bytes=prefill_bytes, chain_bytes=prefill_bytes
+        )
+    return MachineFigures(
+        device=str(where),
+        runtime_bytes=RUNTIME_CUDA_BYTES if where.type == "cuda" else process_bytes + STEP_BUFFERS_BYTES,
+        read_bytes_per_s=round(decode_bytes_per_s),
+        prefill_bytes_per_s=round(prefill_bytes_per_s),
+    )
+
+
+def _measure(device: torch.device, dtype: torch.dtype, *, rows: int, matrix_bytes: int, chain_bytes: int) -> float:
+    """Weight bytes times rows per second, through square layers that keep the size of what passes through."""
+    width = int((matrix_bytes / dtype.itemsize) ** 0.5)
+    weight = torch.empty((width, width), dtype=dtype, device=device).normal_(std=width**-0.5)
+    packs = can_pack(device, dtype)
+    chain = [PackedLinear(weight, None) if packs else _plain(weight) for _ in range(chain_bytes // matrix_bytes)]
+    hidden = torch.ones((1, rows, width), dtype=dtype, device=device)
+    return len(chain) * weight.nbytes * rows / _time(lambda: _run(chain, hidden), device)
+
+
+def _plain(weight: torch.Tensor) -> nn.Linear:
+    """A layer with a copy of its own: the same bytes again would come from a cache."""
+    width = weight.shape[0]
+    linear = nn.Linear(width, width, bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    return linear
+
+
+def _run(chain: list[nn.Linear | PackedLinear], hidden: torch.Tensor) -> None:
+    for layer in chain:
+        hidden = layer(hidden)
+
+
+def _time(run: Callable[[], None], device: torch.device) -> float:
+    """The median of as many runs as fit, without the first, which warms up: unless it alone takes all the time."""
+    first_s = _run_once(run, device)
+    times: list[float] = []
+    began_at = time.perf_counter()
+    while first_s + time.perf_counter() - began_at < TRIED_S:
+        times.append(_run_once(run, device))
+    return median(times or [first_s])
+
+
+def _run_once(run: Callable[[], None], device: torch.device) -> float:
+    began_at = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter() - began_at
