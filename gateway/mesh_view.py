@@ -112,8 +112,10 @@ def _node_figures(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
 
 
 def _state(link: NodeLink, *, is_used: bool) -> str:
-    if not link.is_open or link.info is None:
-        return "unreachable"
+    if not link.is_open:
+        return "away" if link.joined else "unreachable"
+    if link.info is None:
+        return "loading" if link.load_progress is not None else "waiting"
     return link.info.state if is_used else "duplicate"
 
 
