@@ -86,6 +86,7 @@ class MeshView:
             "replays": totals.replays + sum(figures.replays for figures in running),
             "full_replays": totals.full_replays + sum(figures.full_replays for figures in running),
             "moves": totals.moves + sum(figures.moves for figures in running),
+            "reroutes": totals.reroutes + sum(figures.reroutes for figures in running),
             "journal_bytes": generator.journal.nbytes,
             "journal_bytes_max": generator.journal.bytes_max,
             "journal_drops": generator.journal.drops,
