@@ -22,6 +22,8 @@ import uvloop
 
 from gateway.app import create_app
 from gateway.generation import create_generator
+from gateway.joins import Joins
+from gateway.link_listener import LinkListener
 from gateway.mesh import create_mesh
 from gateway.mesh_view import MeshView
 from gateway.options import gateway_options, read_settings
@@ -134,13 +136,17 @@ async def serve(
         stream_limits=settings.stream_limits,
         clock=clock,
     )
-    server = create_server(create_app(state), drain_s=settings.drain_s)
+    joins = Joins(mesh, gateway_id=gateway_id, model=folder.fingerprint, token=settings.mesh_token, clock=clock)
+    links = LinkListener(joins, clock=clock)
+    server = create_server(create_app(state), drain_s=settings.drain_s, links=links)
     async with asyncio.TaskGroup() as tasks:
-        links = tasks.create_task(mesh.run())
+        running = [tasks.create_task(part.run()) for part in (mesh, joins)]
         click.echo(f"listening on {http_url(listener)}")
         with ended_by_signals(server):
             await server.serve(sockets=[listener])
-        links.cancel()
+        await links.close()
+        for task in running:
+            task.cancel()
 
 
 def main() -> int:

@@ -189,6 +189,13 @@ class Admission:
         self._unreserve(source, session)
         self._reserved.setdefault(target.node, {})[session] = _cost_bytes(target, tokens)
 
+    def reroute(self, session: str, targets: Iterable[NodeInfo]) -> None:
+        """Give up all of a session's places and reserve one on each of these nodes."""
+        for node in list(self._reserved):
+            self._unreserve(node, session)
+        for target in targets:
+            self._reserved.setdefault(target.node, {})[session] = _cost_bytes(target, self._tokens[session])
+
     def release(self, session: str, *, lasted_s: float) -> None:
         """Free all places of a session that has ended; call `admit` afterwards."""
         if self._tokens.pop(session, None) is None:

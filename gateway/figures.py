@@ -19,6 +19,7 @@ class Figures:
         replays: Hops rebuilt.
         full_replays: Of these, from an earlier hop, because the journal had been dropped.
         moves: Hops taken over by another node.
+        reroutes: Times it was led over nodes that are cut elsewhere.
         recovering_s: Seconds between failures and the answers that ended them.
         queued_s: Seconds before admission.
     """
@@ -30,6 +31,7 @@ class Figures:
     replays: int = 0
     full_replays: int = 0
     moves: int = 0
+    reroutes: int = 0
     recovering_s: float = 0.0
     queued_s: float = 0.0
 
@@ -49,6 +51,7 @@ class Totals:
     replays: int = 0
     full_replays: int = 0
     moves: int = 0
+    reroutes: int = 0
 
     def add(self, figures: Figures) -> None:
         """Take in a generation that has ended."""
@@ -57,6 +60,7 @@ class Totals:
         self.replays += figures.replays
         self.full_replays += figures.full_replays
         self.moves += figures.moves
+        self.reroutes += figures.reroutes
 
 
 def merge_figures(parts: Iterable[Figures]) -> Figures:
@@ -70,6 +74,7 @@ def merge_figures(parts: Iterable[Figures]) -> Figures:
         merged.replays += part.replays
         merged.full_replays += part.full_replays
         merged.moves += part.moves
+        merged.reroutes += part.reroutes
         merged.recovering_s += part.recovering_s
         merged.queued_s = max(merged.queued_s, part.queued_s)
     return merged

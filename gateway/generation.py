@@ -236,19 +236,20 @@ def create_generator(
     settings = settings or GenerationSettings()
     clock = clock or SystemClock()
     admission = Admission(model=model, num_layers=num_layers, queue_max=settings.queue_max)
+    journal = Journal(settings.journal_bytes_max)
     queue = AdmissionQueue(mesh=mesh, admission=admission, settings=settings, clock=clock)
     mesh.listen(queue.admit)
     return Generator(
         mesh=mesh,
         admission=admission,
-        journal=Journal(settings.journal_bytes_max),
+        journal=journal,
         settings=settings,
         encode_text=encode_text,
         clock=clock,
         mint_session_id=mint_session_id or (lambda: secrets.token_urlsafe(SESSION_ID_BYTES)),
         queue=queue,
         lifecycle=Lifecycle(
-            mesh=mesh, admission=admission, clock=clock, failover_timeout_s=settings.failover_timeout_s
+            mesh=mesh, admission=admission, journal=journal, clock=clock, failover_timeout_s=settings.failover_timeout_s
         ),
         vocab_size=vocab_size,
     )

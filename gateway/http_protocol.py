@@ -5,8 +5,9 @@ bounded, and what is refused has the shape of every other error: an OpenAI body 
 refusal the connection is half-closed and what still comes is dropped for a while: closing at once would reset it,
 and with it the answer that its client has not read yet.
 
-A request may ask to switch to another protocol (Java's client offers HTTP/2 in each). None is offered here, so
-such a request is read again without that wish; the parser would take its body for the other protocol's bytes.
+A request may ask to switch to another protocol (Java's client offers HTTP/2 in each). Only a node that joins is given
+what it asks for, a WebSocket (`gateway.link_listener`); any other such request is read again without that wish: the
+parser would take its body for the other protocol's bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import httptools
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from gateway.link_listener import LINK_PATH, LinkListener
 from gateway.openai_errors import RETRY_AFTER_S, ApiError, retry_after
 from gateway.request_record import choose_request_id
 
@@ -73,6 +75,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     limits: ClassVar[HttpLimits]
     refusals: ClassVar[RefusalLog]
+    links: ClassVar[LinkListener | None]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -123,7 +126,8 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            return self._without_upgrade(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            return self._become_link(rest) if self._asks_for_link() else self._without_upgrade(rest)
         except httptools.HttpParserError:
             self._refuse(self._fault or not_http())
             return b""
@@ -170,6 +174,33 @@ class HttpProtocol(HttpToolsProtocol):
     def _should_upgrade(self) -> bool:
         """Whether to leave the request alone, as uvicorn does before it hands it over: it is read again instead."""
         return True
+
+    def _asks_for_link(self) -> bool:
+        """Whether a node joins, with no earlier request still owed an answer."""
+        return (
+            self.links is not None
+            and self.scope["method"] == "GET"
+            and self.url.partition(b"?")[0] == LINK_PATH
+            and self._get_upgrade() == b"websocket"
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
+    def _become_link(self, rest: bytes) -> bytes:
+        """Hand the connection over, or refuse it while it is still HTTP.
+
+        Args:
+            rest: What followed the head.
+        """
+        assert self.links is not None  # noqa: S101 - see `_asks_for_link`
+        refusal = self.links.refusal(self.client[0] if self.client else "")
+        if refusal is not None:
+            self._refuse(refusal)
+            return b""
+        self._stop_head_timer()
+        self.connections.discard(self)
+        head = [b"GET %b HTTP/1.1\r\n" % self.url, *(b"%b: %b\r\n" % header for header in self.headers)]
+        self.links.take(self.transport, b"".join([*head, b"\r\n", rest]))
+        return b""
 
     def _without_upgrade(self, rest: bytes) -> bytes:
         """The request whose head was just read as one that asks for no other protocol, for a fresh parser.
@@ -246,9 +277,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def create_protocol(limits: HttpLimits) -> type[HttpProtocol]:
-    """The class that uvicorn makes one server's connections from."""
-    return type("LimitedHttpProtocol", (HttpProtocol,), {"limits": limits, "refusals": RefusalLog()})
+def create_protocol(limits: HttpLimits, links: LinkListener | None = None) -> type[HttpProtocol]:
+    """The class that uvicorn makes one server's connections from; `links` takes those of nodes that join."""
+    return type("LimitedHttpProtocol", (HttpProtocol,), {"limits": limits, "refusals": RefusalLog(), "links": links})
 
 
 def without_upgrade(connection: bytes) -> bytes:

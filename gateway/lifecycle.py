@@ -9,6 +9,7 @@ import structlog
 
 from gateway.admission import Admission
 from gateway.figures import Totals
+from gateway.journal import Journal
 from gateway.mesh import Mesh
 from gateway.relay import Generation
 from gateway.session import Session
@@ -27,6 +28,7 @@ class Lifecycle:
     Args:
         mesh: The nodes.
         admission: Has given every session its places.
+        journal: Keeps what hops were given.
         clock: Time.
         failover_timeout_s: How long a hop may be without any node.
         totals: What was done so far.
@@ -35,6 +37,7 @@ class Lifecycle:
 
     mesh: Mesh
     admission: Admission
+    journal: Journal
     clock: Clock
     failover_timeout_s: float
     totals: Totals = field(default_factory=Totals)
@@ -43,7 +46,14 @@ class Lifecycle:
     def begin(self, session: Session, *, request_id: str) -> Generation:
         """Start a generation whose session has been admitted; whoever does ends it."""
         generation = Generation(
-            session, self.mesh, self.admission, self.clock, self.failover_timeout_s, request_id, self.clock.monotonic()
+            session,
+            self.mesh,
+            self.admission,
+            self.journal,
+            self.clock,
+            self.failover_timeout_s,
+            request_id,
+            self.clock.monotonic(),
         )
         self.running[session.id] = generation
         self.totals.outcomes["started"] += 1

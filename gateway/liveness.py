@@ -82,12 +82,16 @@ class Liveness:
         """Nobody waits any more for a step that may take so long."""
         self.forsaken_s = max(self.forsaken_s, allowance_s)
 
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing has come, whether that is too long or not."""
+        return self.now_s - self._heard_at
+
     def silence_s(self) -> float | None:
         """How long nothing has come, when that is too long."""
         on_their_way_s = (self.sent_bytes - self.arrived_bytes) / LINK_BYTES_PER_S_MIN
-        silence_s = self.now_s - self._heard_at
         limit_s = SILENCE_MAX_S + min(on_their_way_s, SILENCE_EXTENSION_MAX_S)
-        return silence_s if silence_s >= limit_s else None
+        return self.quiet_s if self.quiet_s >= limit_s else None
 
     def is_stalled(self, asked_at: float, allowance_s: float) -> bool:
         """Whether a wait that began at `asked_at` is over.

@@ -1,19 +1,22 @@
-"""All configured nodes, by the id that each says it has."""
+"""All nodes, those that are dialled and those that have joined, by the id that each says it has."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import structlog
 
+from gateway.dialler import Dialler
 from gateway.node_link import NodeLink
 from gateway.open_link import Dial
 from shared.backoff import Backoff
 from shared.clock import Clock, SystemClock
 from shared.errors import HandshakeRefused
 from shared.handshake import VERSIONS
+from shared.layers import LayerRange
 from shared.link import dial
 from shared.messages import Cancel, Fork, Hello, NodeInfo, Release
 from shared.version import SOFTWARE
@@ -26,21 +29,31 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class Mesh:
-    """Keeps a link to every node. Made by `create_mesh`; `run` keeps the links up until it is cancelled.
+    """Knows every node. Made by `create_mesh`; `run` keeps the dialled links up until it is cancelled.
 
     Two addresses may lead to nodes of the same id. Then the one configured first is used as long as it
-    is connected, and the other is left alone.
+    is connected, and the other is left alone; one that is dialled goes before one that has joined.
     """
 
     def __init__(self) -> None:
         self.links: list[NodeLink] = []
+        self.held_back: set[str] = set()
+        self._diallers: list[Dialler] = []
         self._open: dict[str, NodeLink] = {}
+        self._leaving: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
-    def add(self, link: NodeLink) -> None:
-        """Configure one more node; before `run`."""
+    def add(self, link: NodeLink, dialler: Dialler | None = None) -> None:
+        """Know one more node; one that is to be dialled before `run`."""
         self.links.append(link)
+        if dialler is not None:
+            self._diallers.append(dialler)
+
+    def forget(self, link: NodeLink) -> None:
+        """A node that has been away for too long."""
+        self.links.remove(link)
+        self.note_change()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call this whenever a node's description or reachability has changed. It must not raise."""
@@ -52,7 +65,19 @@ class Mesh:
         for link in self.links:
             if link.is_open and link.info is not None and self._open.setdefault(link.info.node, link) is not link:
                 log.warning("node.duplicated", node=link.info.node, url=link.url)
+        draining = {node for node, link in self._open.items() if link.drains}
+        self._leaving = frozenset(self.held_back | draining)
         self.announce()
+
+    def hold_back(self, node: str) -> None:
+        """Give this node no new sessions: it is about to leave, and others can do without it."""
+        self.held_back.add(node)
+        self.note_change()
+
+    def release(self, node: str) -> None:
+        """A node that was held back has left, or stays after all."""
+        self.held_back.discard(node)
+        self.note_change()
 
     def announce(self) -> None:
         """Wake those who wait for a change, and call the listeners."""
@@ -67,8 +92,22 @@ class Mesh:
         return self._changed
 
     def nodes(self) -> list[NodeInfo]:
-        """What the connected nodes say of themselves."""
-        return [link.info for link in self._open.values() if link.info is not None]
+        """What the connected nodes say of themselves; one that is held back counts as draining."""
+        infos = [link.info for link in self._open.values() if link.info is not None]
+        if not self.held_back:
+            return infos
+        return [replace(info, state="draining") if info.node in self.held_back else info for info in infos]
+
+    def is_leaving(self, node: str) -> bool:
+        """Whether sessions should move away from a node while it still serves them."""
+        return node in self._leaving
+
+    def serves_otherwise(self, node: str, layers: LayerRange) -> bool:
+        """Whether a node is connected and is known not to hold this range: it is not going to have it soon."""
+        return any(
+            link.is_open and link.node == node and (link.info is None or link.info.layers != layers)
+            for link in self.links
+        )
 
     def link(self, node: str) -> NodeLink | None:
         """The open link to a node."""
@@ -103,10 +142,11 @@ class Mesh:
         ]
 
     async def run(self) -> None:
-        """Keep all links up until cancelled, and close them then."""
+        """Keep the dialled links up until cancelled, and close them then."""
         async with asyncio.TaskGroup() as tasks:
-            for link in self.links:
-                tasks.create_task(link.run())
+            for dialler in self._diallers:
+                tasks.create_task(dialler.run())
+            await asyncio.Event().wait()
 
 
 def create_mesh(
@@ -135,6 +175,7 @@ def create_mesh(
     rng = rng or Random()  # noqa: S311 - jitter is no secret
     hello = Hello(versions=VERSIONS, role="gateway", peer=gateway_id, token=token, model=model, software=SOFTWARE)
     for url in urls:
+        link = NodeLink(url, clock=clock, on_change=mesh.note_change)
         backoff = Backoff(rng, REDIAL_FIRST_S, REDIAL_MAX_S)
-        mesh.add(NodeLink(url, hello=hello, dial=dial, clock=clock, backoff=backoff, on_change=mesh.note_change))
+        mesh.add(link, Dialler(link, hello=hello, dial=dial, clock=clock, backoff=backoff))
     return mesh

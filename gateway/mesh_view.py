@@ -86,6 +86,7 @@ class MeshView:
             "replays": totals.replays + sum(figures.replays for figures in running),
             "full_replays": totals.full_replays + sum(figures.full_replays for figures in running),
             "moves": totals.moves + sum(figures.moves for figures in running),
+            "reroutes": totals.reroutes + sum(figures.reroutes for figures in running),
             "journal_bytes": generator.journal.nbytes,
             "journal_bytes_max": generator.journal.bytes_max,
             "journal_drops": generator.journal.drops,
@@ -112,8 +113,10 @@ def _node_figures(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
 
 
 def _state(link: NodeLink, *, is_used: bool) -> str:
-    if not link.is_open or link.info is None:
-        return "unreachable"
+    if not link.is_open:
+        return "away" if link.joined else "unreachable"
+    if link.info is None:
+        return "loading" if link.load_progress is not None else "waiting"
     return link.info.state if is_used else "duplicate"
 
 

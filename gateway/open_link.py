@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from shared.link import LinkCounters
-from shared.messages import Hello, Message, NodeInfo
+from shared.messages import Hello, MachineInfo, Message, NodeInfo
 from shared.tensor_spec import WireTensor
 
 
@@ -14,6 +14,16 @@ class OpenLink(Protocol):
     """What is needed of a `shared.link.Link`."""
 
     counters: LinkCounters
+
+    @property
+    def peer(self) -> str:
+        """The node's id."""
+        ...
+
+    @property
+    def peer_machine(self) -> MachineInfo | None:
+        """What the node said of its machine, if it takes any range."""
+        ...
 
     @property
     def peer_node(self) -> NodeInfo | None:
@@ -34,6 +44,15 @@ class OpenLink(Protocol):
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close; whoever sends or receives gets `LinkClosed`."""
+        ...
+
+
+class JoinedLink(OpenLink, Protocol):
+    """An open link that the other side has dialled."""
+
+    @property
+    def hello(self) -> Hello:
+        """What it said."""
         ...
 
 

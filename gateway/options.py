@@ -80,16 +80,17 @@ _MESH = (
     option(
         "--node",
         "NODES",
-        "A node to dial; give one for each. Each is redialled for ever.",
-        required=True,
+        "A node to dial; give one for each. Each is redialled for ever. Others join by dialling the gateway.",
         multiple=True,
         metavar="ws://HOST:PORT",
         type=Parsed("address", parse_node_url),
+        show_default="nodes join",
     ),
     option(
         "--mesh-token",
         "MESH_TOKEN",
-        "What the gateway presents to nodes. Prefer the variable: other users can read a command line.",
+        "What the gateway presents to nodes, and nodes that join to it. Prefer the variable: other users can read "
+        "a command line.",
         metavar="TOKEN",
     ),
 )

@@ -3,7 +3,8 @@
 A generation is `prefill` once, then `decode` until an end. Each is made of passes: `run_pass` leads some
 positions through every hop in turn, the gateway relaying each hop's answer to the next, and
 `gateway.recovery.serve` sees to it that a hop answers whatever happens to its node. So this loop knows
-of no failure but the last one, `GenerationFailed`.
+of two failures only: the last one, `GenerationFailed`, and `RouteLost`, after which the session begins again from its
+token ids on nodes that hold other ranges.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gateway.errors import GenerationFailed
 from gateway.generation_request import Token
 from gateway.recovery import serve
 from gateway.relay import Answered, Generation
+from gateway.reroute import REROUTES_PER_PASS_MAX, RouteLost, reroute
 from gateway.step_answer import Drawn
 
 EncodeText = Callable[[str], Sequence[int]]
@@ -50,7 +52,34 @@ async def prime(generation: Generation) -> None:
 async def run_pass(generation: Generation, end: int) -> Answered:
     """Lead positions ``[passed, end)`` through every hop; returns the last hop's answer.
 
+    Where the route is lost and there is another one, everything from position 0 on is led over that instead.
+
     Raises:
+        GenerationFailed: A hop cannot be brought to answer.
+    """
+    try:
+        return await _lead(generation, end)
+    except RouteLost as lost:
+        failure = lost
+    for _ in range(REROUTES_PER_PASS_MAX):
+        reroute(generation, failure.index)
+        try:
+            answered: Answered = None
+            for chunk_end in generation.session.chunk_ends(end):
+                answered = await _lead(generation, chunk_end)
+        except RouteLost as lost:
+            failure = lost
+        else:
+            return answered
+    message = f"the nodes were given other layers {REROUTES_PER_PASS_MAX} times without an answer in between"
+    raise GenerationFailed("no_progress", message, reroutes=REROUTES_PER_PASS_MAX)
+
+
+async def _lead(generation: Generation, end: int) -> Answered:
+    """Lead positions ``[passed, end)`` through every hop of the route as it is.
+
+    Raises:
+        RouteLost: It cannot be used any more, and there is another one.
         GenerationFailed: A hop cannot be brought to answer.
     """
     answered: Answered = generation.session.begin_pass(end)

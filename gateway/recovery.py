@@ -13,6 +13,10 @@ hop from its journal" and "answer this step" are the same thing, so every failur
 A replay may fail like any step, at any of the hops it rebuilds; it then begins again after the same
 three steps. What bounds this: recoveries per hop and pass, refusals per hop and pass, and the time
 that a hop may be without a node.
+
+Where no node can serve the hop any more, but others cover all layers between them, cut elsewhere, the session is led
+over those: `RouteLost` says so to `gateway.passes`, and `gateway.reroute` does it. A hop whose node is about to leave
+is moved before it is lost.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from gateway.errors import GenerationFailed
 from gateway.journal import StepInput
 from gateway.registry import replicas
 from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
+from gateway.reroute import RouteLost, other_route
 from gateway.session import HopState, Session
 from gateway.step_plan import ReplayNeeded
 from gateway.waiting import wait_first
@@ -43,6 +48,8 @@ STALLS_PER_PASS_MAX = 3
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 """Pause before the second and later recoveries of a hop: it doubles between these."""
+RETURN_WAIT_S = 2.0
+"""How long a lost node may take to come back before its session is led over nodes that are cut elsewhere."""
 EVERYTHING = 2**31
 """Positions in one step when a stateless hop needs them all."""
 
@@ -71,17 +78,19 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
         entering: What comes out of the hop before.
 
     Raises:
+        RouteLost: Other nodes, cut elsewhere, must serve the session from here on.
         GenerationFailed: The hop cannot be brought to answer.
     """
     session = generation.session
     session.hops[index].journal.append(entering)
     failure: HopFailed | None = None
-    try:
-        return await advance(generation, index, entering, session.output_len(index, entering.new_len))
-    except ReplayNeeded:
-        pass
-    except HopFailed as failed:
-        failure = failed
+    if not (generation.mesh.is_leaving(session.hops[index].node) and leave(generation, index)):
+        try:
+            return await advance(generation, index, entering, session.output_len(index, entering.new_len))
+        except ReplayNeeded:
+            pass
+        except HopFailed as failed:
+            failure = failed
     started_at = generation.clock.monotonic()
     while True:
         if failure is not None:
@@ -177,6 +186,30 @@ async def relocate(generation: Generation, failure: HopFailed) -> None:
     if trouble.recoveries > 1:
         await generation.clock.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** (trouble.recoveries - 2)))
     node = await find_node(generation, index, avoid=action == "elsewhere")
+    move(generation, index, node)
+
+
+def leave(generation: Generation, index: int) -> bool:
+    """Move a hop away from a node that is about to leave; False when there is nowhere to go yet.
+
+    Raises:
+        RouteLost: There is, but cut elsewhere.
+    """
+    session, admission = generation.session, generation.admission
+    hop = session.hops[index]
+    node = choose_node(generation.mesh.nodes(), session, hop, admission, avoid=True)
+    if node is not None and node.node != hop.node:
+        move(generation, index, node)
+        return True
+    if other_route(generation) is not None:
+        raise RouteLost(index)
+    return False
+
+
+def move(generation: Generation, index: int, node: NodeInfo) -> None:
+    """Let a hop be served by this node from now on, which may be the one that it had."""
+    session = generation.session
+    hop = session.hops[index]
     if node.node != hop.node:
         generation.admission.move(session.id, hop.node, node)
         generation.mesh.post(hop.node, Cancel(session=session.id))
@@ -230,6 +263,7 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
         avoid: Rather not the node that serves it now.
 
     Raises:
+        RouteLost: None is coming soon, and others cover all layers between them.
         GenerationFailed: `node_lost`: the hop has been without a node for `failover_timeout_s`.
     """
     hop, clock = generation.session.hops[index], generation.clock
@@ -239,6 +273,9 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
         node = choose_node(generation.mesh.nodes(), generation.session, hop, generation.admission, avoid=avoid)
         if node is not None:
             return node
+        hope_s = 0.0 if generation.mesh.serves_otherwise(hop.node, hop.layers) else RETURN_WAIT_S - trouble.waited_s
+        if hope_s <= 0 and other_route(generation) is not None:
+            raise RouteLost(index)
         left_s = generation.failover_timeout_s - trouble.waited_s
         if left_s <= 0:
             raise GenerationFailed(
@@ -249,7 +286,7 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
                 layers=str(hop.layers),
             )
         started_at = clock.monotonic()
-        await wait_first(clock, left_s, changed.wait())
+        await wait_first(clock, min(left_s, hope_s) if hope_s > 0 else left_s, changed.wait())
         trouble.waited_s += clock.monotonic() - started_at
 
 

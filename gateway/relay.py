@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gateway.admission import Admission
 from gateway.figures import Figures
-from gateway.journal import StepInput
+from gateway.journal import Journal, StepInput
 from gateway.mesh import Mesh
 from gateway.session import Session
 from gateway.step_answer import Drawn, hidden_states, read_drawn
@@ -45,6 +45,7 @@ class Generation:
         session: Positions, hops, journals.
         mesh: The nodes.
         admission: Holds its reservations.
+        journal: Keeps what its hops were given.
         clock: Time.
         failover_timeout_s: How long a hop may be without any node.
         request_id: For logs.
@@ -57,6 +58,7 @@ class Generation:
     session: Session
     mesh: Mesh
     admission: Admission
+    journal: Journal
     clock: Clock
     failover_timeout_s: float
     request_id: str

@@ -16,6 +16,7 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.http_protocol import HttpLimits, create_protocol
+from gateway.link_listener import LinkListener
 
 IDLE_CONNECTION_S = 75
 """How long an idle connection is kept: longer than SDKs keep theirs, so that they close first."""
@@ -45,18 +46,21 @@ def connections_max() -> int:
     return max(1, min(CONNECTIONS_MAX, files - FILES_RESERVED))
 
 
-def create_server(app: Litestar, *, drain_s: float, limits: HttpLimits | None = None) -> GatewayServer:
+def create_server(
+    app: Litestar, *, drain_s: float, limits: HttpLimits | None = None, links: LinkListener | None = None
+) -> GatewayServer:
     """A server for the application; `serve(sockets=[…])` runs it.
 
     Args:
         app: What it serves.
         drain_s: How long calls may go on once it is told to end.
         limits: What a connection may cost; None for the defaults.
+        links: Takes the connections of nodes that join; None for none.
     """
     config = uvicorn.Config(
         app,
-        http=create_protocol(limits or HttpLimits(connections_max=connections_max())),
-        ws="none",
+        http=create_protocol(limits or HttpLimits(connections_max=connections_max()), links),
+        ws="none",  # links are no ASGI sockets: see `gateway.link_listener`
         lifespan="on",
         log_config=None,
         log_level="warning",

@@ -40,7 +40,7 @@ class HopState:
 
     Args:
         node: Id of the node that serves it now.
-        layers: The range it covers; never changes.
+        layers: The range it covers; never changes. A session that is cut otherwise gets other hops.
         dtype: Element type in which it is computed; never changes.
         journal: What has entered it.
         mode: Whether its node keeps the session.
@@ -141,6 +141,18 @@ class Session:
             hop.journal.restart()
             hop.forget()
 
+    def recut(self, nodes: Sequence[NodeInfo], journal: Journal) -> None:
+        """Go on over other ranges, beginning again with a prefill of everything.
+
+        Args:
+            nodes: Cover all layers once, in order.
+            journal: Where the new hops' journals are kept.
+        """
+        self.close()
+        self.hops = create_hops(self.ids, nodes, journal)
+        self.passed = self.pass_end = 0
+        self.begin_epoch()
+
     def chunk_ends(self, end: int) -> list[int]:
         """Where the passes of a prefill end: chunks, or all at once when a hop needs everything each time."""
         if any(hop.mode == "stateless" for hop in self.hops):
@@ -218,13 +230,7 @@ def create_session(
         vocab_size: Entries of the model's vocabulary; None where that is not known.
     """
     ids = array("i", prompt_ids)
-    inputs: list[HopInputs] = [IdInputs(ids), *(journal.open() for _ in route.hops[1:])]
-    hops = [
-        HopState(hop.node, hop.layers, nodes[hop.node].dtype, held)
-        for hop, held in zip(route.hops, inputs, strict=True)
-    ]
-    for hop in hops:
-        hop.place(nodes[hop.node])
+    hops = create_hops(ids, [nodes[hop.node] for hop in route.hops], journal)
     reencodes = not nodes[hops[-1].node].token_ids
     return Session(
         session_id,
@@ -239,6 +245,15 @@ def create_session(
         vocab_size=vocab_size,
         reencodes=reencodes,
     )
+
+
+def create_hops(ids: array[int], nodes: Sequence[NodeInfo], journal: Journal) -> list[HopState]:
+    """The hops over these nodes in order, none of which holds anything yet; the first is fed with `ids`."""
+    inputs: list[HopInputs] = [IdInputs(ids), *(journal.open() for _ in nodes[1:])]
+    hops = [HopState(node.node, node.layers, node.dtype, held) for node, held in zip(nodes, inputs, strict=True)]
+    for hop, node in zip(hops, nodes, strict=True):
+        hop.place(node)
+    return hops
 
 
 def fork_session(source: Session, session_id: str, sampling: SamplingParams) -> Session:

@@ -26,8 +26,8 @@ class GatewaySettings:
         cache_dir: Where fetched and converted models are kept; None for the platform's folder.
         served_names: Names under which callers ask for the model; empty for its own.
         context_len: Overrides the window that the model's config names.
-        nodes: Addresses of nodes.
-        mesh_token: What the gateway presents to nodes.
+        nodes: Addresses of nodes that are dialled; others join.
+        mesh_token: What the gateway presents to nodes, and nodes that join to it.
         host: Address to listen on.
         port: 0 lets the kernel choose.
         api_keys: What callers present; empty admits all.

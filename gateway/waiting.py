@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from shared.clock import Clock
+from shared.errors import MeshError
 
 
 async def wait_first(clock: Clock, limit_s: float, *waits: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> bool:
@@ -24,3 +25,17 @@ async def wait_first(clock: Clock, limit_s: float, *waits: Coroutine[Any, Any, A
     finally:
         for task in (*tasks, timer):
             task.cancel()
+
+
+def first_error(group: BaseExceptionGroup[MeshError]) -> MeshError:
+    """What ended a task group whose tasks raise no groups of their own."""
+    error = group.exceptions[0]
+    assert isinstance(error, MeshError)  # noqa: S101 - see above
+    return error
+
+
+def raise_if_cancelled() -> None:
+    """Go on with a cancellation that came in the very moment in which a task group ended by an error, and was lost."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -17,7 +17,7 @@ from shared.errors import DeadlineExceeded, FrameError, HandshakeRefused, LinkCl
 from shared.frame import DEFAULT_LIMITS, FrameLimits
 from shared.handshake import check_welcome
 from shared.link_state import Broken, Event, LinkProtocol, LinkState, Pieces, Received, Unanswerable
-from shared.messages import Hello, Message, NodeInfo, Refused, Welcome
+from shared.messages import Hello, MachineInfo, Message, NodeInfo, Refused, Welcome
 from shared.tensor_spec import WireTensor
 from shared.websocket import CLOSE_TIMEOUT_S, WebSocketTransport, connect_websocket
 
@@ -121,6 +121,11 @@ class Link:
     def peer_node(self) -> NodeInfo | None:
         """What the other side said of itself at the handshake, if it is a node."""
         return self._said_by_peer.node
+
+    @property
+    def peer_machine(self) -> MachineInfo | None:
+        """What the other side said of its machine at the handshake, if it is a node that takes any range."""
+        return self._said_by_peer.machine
 
     @property
     def _said_by_peer(self) -> Hello | Welcome:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shared.errors import LinkClosed
 from shared.frame import decode_frame, encode_frame
 from shared.link import LinkCounters
-from shared.messages import Message, NodeInfo, decode_header, encode_header
+from shared.messages import MachineInfo, Message, NodeInfo, decode_header, encode_header
 from shared.tensor_spec import WireTensor
 
 if TYPE_CHECKING:
@@ -25,6 +25,16 @@ class ScriptedLink:
         self.info = node.info
         self.is_closed = False
         self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    @property
+    def peer(self) -> str:
+        """The node's id."""
+        return self.node.node_id
+
+    @property
+    def peer_machine(self) -> MachineInfo | None:
+        """What the node said of its machine: nothing, for its range is given."""
+        return None
 
     @property
     def peer_node(self) -> NodeInfo | None:

@@ -86,14 +86,14 @@ async def test_a_fault_of_one_link_leaves_the_others_alone() -> None:
     async with scripted_mesh() as mesh:
         node = mesh.nodes[1]
         failing = [ValueError("no such host"), AssertionError()]
-        plain = mesh.mesh.links[1]._dial
+        plain = mesh.mesh._diallers[1]._dial
 
         async def dial(url: str, hello: Hello) -> OpenLink:
             if failing:
                 raise failing.pop()
             return await plain(url, hello)
 
-        mesh.mesh.links[1]._dial = dial
+        mesh.mesh._diallers[1]._dial = dial
         node.stop()
         node.reachable = True
         await mesh.until(lambda: not failing)

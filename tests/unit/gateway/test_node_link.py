@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.heartbeats import HEARTBEATS_OPEN_MAX
 from gateway.liveness import SILENCE_MAX_S, STEP_WAIT_MAX_S, TICK_S
-from gateway.node_link import (
-    HEARTBEATS_OPEN_MAX,
-    OUTBOX_MESSAGES_MAX,
-    UNSENT_MAX,
-    NodeLink,
-)
+from gateway.node_link import NodeLink
+from gateway.outbox import OUTBOX_MESSAGES_MAX, UNSENT_MAX
 from gateway.pacing import ALLOWANCE_FLOOR_S, UNKNOWN_ALLOWANCE_S, Pace
 from gateway.waits import Answer
 from shared.errors import CacheMissed, DeadlineExceeded, FrameError, HandshakeRefused, LinkClosed, StepFailed
@@ -397,7 +394,7 @@ async def test_releases_for_a_process_that_is_gone_are_forgotten(
     await mesh.until(lambda: not link.is_open)
     for number in range(UNSENT_MAX + 10):
         link.post(Cancel(session=f"s{number}"))
-    assert len(link._unsent.messages) == UNSENT_MAX
+    assert len(link._outbox._unsent) == UNSENT_MAX
     node.reachable = True
     await mesh.until(lambda: link.is_open)
     await idle()
