@@ -25,7 +25,7 @@ from shared.clock import SystemClock
 from shared.log import configure_logging
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
-from shared.models.source import resolve_model
+from shared.models.source import resolve_outline
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 
@@ -62,7 +62,7 @@ def command(**options: Any) -> int:
     check_layers(settings.layers, config.num_layers)
     model = ServedModel(folder.fingerprint, folder.name, config.num_layers, config.context_len)
     with asyncio.Runner(loop_factory=event_loop_factory()) as loop:
-        code, compute_ended = loop.run(serve(settings, model, folder.path))
+        code, compute_ended = loop.run(serve(settings, model, folder))
     if not compute_ended:
         # A thread inside a native call cannot be ended, and the interpreter would tear down under it.
         sys.stderr.flush()
@@ -71,19 +71,19 @@ def command(**options: Any) -> int:
 
 
 def find_model(name: str, cache_dir: Path | None) -> ModelFolder:
-    """The model's folder, fetched and converted with progress shown if need be.
+    """The model's folder, converted with progress shown if need be; of a hub model, weights are fetched when loading.
 
     Raises:
         SettingError: There is no such model, or it cannot be had.
     """
     try:
         with open_display() as display:
-            return resolve_model(name, cache_dir=cache_dir, progress=display.show)
+            return resolve_outline(name, cache_dir=cache_dir, progress=display.show)
     except ModelUnavailable as error:
         raise SettingError("--model", error.message) from error
 
 
-async def serve(settings: NodeSettings, model: ServedModel, folder: Path) -> tuple[int, bool]:
+async def serve(settings: NodeSettings, model: ServedModel, folder: ModelFolder) -> tuple[int, bool]:
     """Run the node. Returns its exit code, and whether its compute thread has ended.
 
     Raises:
@@ -109,7 +109,7 @@ async def serve(settings: NodeSettings, model: ServedModel, folder: Path) -> tup
             raise SettingError("--listen", f"{settings.listen}: {error.strerror or error}") from error
 
 
-def create_loader(settings: NodeSettings, folder: Path) -> LoadRunner:
+def create_loader(settings: NodeSettings, folder: ModelFolder) -> LoadRunner:
     """What loads the stage, on the compute thread."""
 
     def load(progress: Progress) -> Runner:
