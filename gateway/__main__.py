@@ -26,6 +26,7 @@ from gateway.joins import Joins
 from gateway.link_listener import LinkListener
 from gateway.mesh import create_mesh
 from gateway.mesh_view import MeshView
+from gateway.model_files import ModelFiles
 from gateway.options import gateway_options, read_settings
 from gateway.server import create_server, ended_by_signals, http_url, listen
 from gateway.settings import GatewaySettings
@@ -36,7 +37,7 @@ from shared.clock import SystemClock
 from shared.log import configure_logging
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
-from shared.models.source import resolve_model
+from shared.models.source import resolve_outline
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 
@@ -80,14 +81,14 @@ def command(**options: Any) -> int:
 
 
 def find_model(settings: GatewaySettings) -> ModelFolder:
-    """The model's folder, fetched and converted with progress shown if need be.
+    """The model's folder, converted with progress shown if need be; of a hub model no weights are fetched.
 
     Raises:
         SettingError: There is no such model, or it cannot be had.
     """
     try:
         with open_display() as display:
-            return resolve_model(settings.model, cache_dir=settings.cache_dir, progress=display.show)
+            return resolve_outline(settings.model, cache_dir=settings.cache_dir, progress=display.show)
     except ModelUnavailable as error:
         raise SettingError("--model", error.message) from error
 
@@ -130,6 +131,7 @@ async def serve(
         tokenizer=tokenizer,
         generator=generator,
         mesh=MeshView(mesh, generator, clock=clock),
+        model_files=ModelFiles(folder, settings.mesh_token) if folder.is_whole else None,
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,
         body_bytes_max=settings.body_bytes_max,

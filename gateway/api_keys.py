@@ -18,14 +18,18 @@ class ApiKeys:
     Args:
         keys: Secrets that callers present as ``Authorization: Bearer KEY`` or, as Anthropic's clients do, as
             ``x-api-key: KEY``.
+        other_secrets: Below this path callers present something else, which is checked there; None for nowhere.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    def __init__(self, keys: Iterable[str], *, other_secrets: str | None = None) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
+        self._elsewhere = None if other_secrets is None else f"{other_secrets}/"
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """Return why the caller is refused, if it is."""
         if not self._digests or path in OPEN_PATHS:
+            return None
+        if self._elsewhere is not None and path.startswith(self._elsewhere):
             return None
         given = [key for key in _given_keys(headers) if key]
         if not given:

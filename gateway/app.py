@@ -15,6 +15,7 @@ from gateway.api.embeddings import create_embeddings
 from gateway.api.health import healthz, post_ping, readyz
 from gateway.api.mesh import get_mesh
 from gateway.api.messages import count_message_tokens, create_message
+from gateway.api.model_files import get_model_file, list_model_files
 from gateway.api.models import get_model, list_models
 from gateway.api.responses import (
     Responses,
@@ -32,6 +33,7 @@ from gateway.api_keys import ApiKeys
 from gateway.cors import ANY_ORIGIN, CorsPolicy
 from gateway.edge import Edge
 from gateway.error_dialect import shape_error
+from gateway.model_files import MODEL_FILES_PATH
 from gateway.openai_errors import HTTP_INTERNAL_ERROR, ApiError, internal_error
 from gateway.request_record import STATUS_CLIENT_LEFT, ClientLeft
 from gateway.responses.store import ResponseStore
@@ -63,6 +65,8 @@ ROUTES: list[ControllerRouterHandler] = [
     post_ping,
     get_version,
     get_mesh,
+    list_model_files,
+    get_model_file,
 ]
 
 
@@ -82,9 +86,9 @@ def create_app(state: GatewayState) -> Litestar:
     app.state.gateway = state
     app.state.responses = Responses(ResponseStore(state.clock))
     origins = state.cors_origins or ([ANY_ORIGIN] if state.api_keys else [])
-    app.asgi_handler = Edge(
-        app.asgi_handler, api_keys=ApiKeys(state.api_keys), cors=CorsPolicy(origins), clock=state.clock
-    )
+    has_mesh_token = state.model_files is not None and state.model_files.has_token
+    api_keys = ApiKeys(state.api_keys, other_secrets=MODEL_FILES_PATH if has_mesh_token else None)
+    app.asgi_handler = Edge(app.asgi_handler, api_keys=api_keys, cors=CorsPolicy(origins), clock=state.clock)
     return app
 
 

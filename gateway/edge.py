@@ -67,8 +67,9 @@ class Edge:
             record.fields["error"] = refused.code
             await send_error(send, refused, path=scope["path"], request_id=record.request_id)
             return
-        state = {**scope.get("state", {}), "record": record}
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        is_head = scope["method"] == "HEAD"
+        state = {**scope.get("state", {}), "record": record, "is_head": is_head}
+        method = "GET" if is_head else scope["method"]
         inner: Any = {**scope, "method": method, "state": state}
         await self._app(inner, receive, send)
 

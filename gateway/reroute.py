@@ -1,7 +1,7 @@
 """A session is led over other nodes, cut elsewhere: its hops' ranges are nobody's any more.
 
 That happens when nodes are given other ranges while answers are in the making. What a node held of a session is of no
-use to one that holds other layers, so everything is prefilled again from the token ids, under a higher epoch. A token is
+use to one that holds other layers, so everything is prefilled again from token ids, under a higher epoch. A token is
 a function of the ids before it, so it stays the same; the new nodes must compute in the element type that the old ones
 did, as a replica must.
 """

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.generation_request import GenerationRequest
+from gateway.model_files import ModelFiles
 from gateway.openai_errors import model_not_found
 from gateway.response_writer import StreamLimits
 from gateway.token_feed import TokenStream
@@ -91,6 +92,7 @@ class GatewayState:
         tokenizer: Its tokenizer.
         generator: What generates.
         mesh: What is known of the nodes.
+        model_files: The model's files, for nodes that have none; None where the gateway has no whole copy.
         api_keys: Keys that callers present; empty lets everybody call.
         cors_origins: Web pages that may call; empty as `gateway.cors` says.
         body_bytes_max: The largest request body.
@@ -104,6 +106,7 @@ class GatewayState:
     tokenizer: ChatTokenizer
     generator: TokenSource
     mesh: MeshView
+    model_files: ModelFiles | None = None
     api_keys: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     body_bytes_max: int = BODY_BYTES_MAX

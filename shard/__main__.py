@@ -37,7 +37,7 @@ from shared.log import configure_logging
 from shared.messages import MachineInfo
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
-from shared.models.source import resolve_model
+from shared.models.source import resolve_outline
 from shared.models.store import default_cache_dir
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
@@ -109,11 +109,11 @@ class Start:
     settings: NodeSettings
     node_id: str
     cache: Path
-    fixed: tuple[Assignment, Path] | None
+    fixed: tuple[Assignment, ModelFolder] | None
     machine: MachineInfo | None
 
 
-def find_fixed(settings: NodeSettings, layers: LayerRange, cache_dir: Path | None) -> tuple[Assignment, Path]:
+def find_fixed(settings: NodeSettings, layers: LayerRange, cache_dir: Path | None) -> tuple[Assignment, ModelFolder]:
     """The range that the settings name.
 
     Raises:
@@ -123,7 +123,7 @@ def find_fixed(settings: NodeSettings, layers: LayerRange, cache_dir: Path | Non
     config = read_config(folder.path)
     check_layers(layers, config.num_layers)
     model = ServedModel(folder.fingerprint, folder.name, config.num_layers, config.context_len)
-    return Assignment(model, layers), folder.path
+    return Assignment(model, layers), folder
 
 
 def find_machine(settings: NodeSettings, cache: Path) -> MachineInfo:
@@ -140,14 +140,14 @@ def find_machine(settings: NodeSettings, cache: Path) -> MachineInfo:
 
 
 def find_model(name: str, cache_dir: Path | None) -> ModelFolder:
-    """The model's folder, fetched and converted with progress shown if need be.
+    """The model's folder, converted with progress shown if need be; of a hub model, weights are fetched when loading.
 
     Raises:
         SettingError: There is no such model, or it cannot be had.
     """
     try:
         with open_display() as display:
-            return resolve_model(name, cache_dir=cache_dir, progress=display.show)
+            return resolve_outline(name, cache_dir=cache_dir, progress=display.show)
     except ModelUnavailable as error:
         raise SettingError("--model", error.message) from error
 
@@ -192,7 +192,7 @@ def create_loader(start: Start) -> LoadRange:
         if start.fixed is not None:
             folder = start.fixed[1]
         else:
-            folder = find_weights(assignment, loading, hint=start.settings.model, cache=start.cache)
+            folder = find_weights(assignment, loading, settings=start.settings, cache=start.cache)
         return load_runner(start.settings, folder, assignment.layers, loading)
 
     return load

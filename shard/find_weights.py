@@ -10,12 +10,12 @@ from pathlib import Path
 
 import structlog
 
-from shard.held_range import Assignment, Loading
-from shared.errors import LoadFailed
+from shard.held_range import Assignment, Loading, LoadStopped
+from shard.settings import NodeSettings
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
+from shared.models.folder import ModelFolder
 from shared.models.progress import Progress, ProgressSink
-from shared.models.source import resolve_model
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -36,37 +36,42 @@ def local_models(hint: str | None, cache: Path) -> dict[str, Path]:
     return found
 
 
-def find_weights(assignment: Assignment, loading: Loading, *, hint: str | None, cache: Path) -> Path:
+def find_weights(assignment: Assignment, loading: Loading, *, settings: NodeSettings, cache: Path) -> ModelFolder:
     """The folder with the weights of a range, fetched first if need be. Blocks; call it on the compute thread.
 
     Raises:
-        ModelUnavailable: They cannot be had.
-        LoadFailed: `weights_mismatch`: what the name leads to is another model.
+        ModelUnavailable: They cannot be had; with what each place said.
+        LoadFailed: The model has no such range.
         LoadStopped: The range is not wanted any more.
     """
+    from shard.range_files import resolve_range  # noqa: PLC0415 - torch takes seconds to import
+
     wanted = assignment.model
-    folder = local_models(hint, cache).get(wanted.fingerprint)
+    folder = local_models(settings.model, cache).get(wanted.fingerprint)
     if folder is not None:
-        return folder
-    return _fetch(assignment, hint, cache, _reporting(loading))
+        return ModelFolder(folder, wanted.name, wanted.fingerprint)
+    try:
+        return resolve_range(
+            wanted.name or settings.model or "",
+            assignment.layers,
+            fingerprint=wanted.fingerprint,
+            files_url=assignment.files_url,
+            token=settings.mesh_token,
+            cache_dir=cache,
+            progress=_reporting(loading),
+            cancelled=lambda: _is_stopped(loading),
+        )
+    except ModelUnavailable:
+        loading.check()  # it may only have been told to stop
+        raise
 
 
-def _fetch(assignment: Assignment, hint: str | None, cache: Path, progress: ProgressSink) -> Path:
-    """By the name that the gateway has for the model, or else by this machine's own."""
-    wanted = assignment.model
-    names = [name for name in dict.fromkeys((wanted.name, hint)) if name]
-    reasons = []
-    for name in names:
-        try:
-            model = resolve_model(name, cache_dir=cache, progress=progress)
-        except ModelUnavailable as error:
-            reasons.append(error.message)
-            continue
-        if model.fingerprint == wanted.fingerprint:
-            return model.path
-        reasons.append(f"{name} is model {model.fingerprint} here")
-    message = f"model {wanted.fingerprint} cannot be had: {'; '.join(reasons) or 'it has no name'}"
-    raise LoadFailed("weights_mismatch", message, model=wanted.fingerprint)
+def _is_stopped(loading: Loading) -> bool:
+    try:
+        loading.check()
+    except LoadStopped:
+        return True
+    return False
 
 
 def _reporting(loading: Loading) -> ProgressSink:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
 
 import psutil  # type: ignore[import-untyped]
 import torch
@@ -10,28 +10,52 @@ import torch
 from shard.held_range import Loading
 from shard.loader import load_stage
 from shard.machine import free_memory_bytes
+from shard.range_files import fetch_entries
 from shard.room import Room
 from shard.settings import NodeSettings
 from shard.stage_runner import StageRunner
+from shared.errors import LoadFailed
 from shared.layers import LayerRange
+from shared.models.errors import ModelUnavailable
+from shared.models.folder import ModelFolder
+from shared.models.progress import Progress
+from shared.models.tensors import TensorEntry
 
 
-def load_runner(settings: NodeSettings, folder: Path, layers: LayerRange, loading: Loading) -> StageRunner:
-    """Load a range. Call it on the thread that will compute.
+def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange, loading: Loading) -> StageRunner:
+    """Load a range, fetching what the folder lacks. Call it on the thread that will compute.
+
+    Args:
+        settings: The node's.
+        folder: The model's.
+        layers: The range.
+        loading: Told bytes done of bytes in all, first of what is fetched, then of what is read.
 
     Raises:
-        LoadFailed: The range cannot be loaded.
+        LoadFailed: The range cannot be fetched or loaded.
     """
+
+    def show(report: Progress) -> None:
+        if report.unit == "bytes" and report.total:
+            loading.progress(report.done, report.total)
+
+    def fetch(entries: Iterable[TensorEntry]) -> None:
+        try:
+            fetch_entries(folder, entries, show)
+        except ModelUnavailable as error:
+            raise LoadFailed(error.code, error.message, **error.fields) from error
+
     torch.set_num_threads(settings.threads)  # of this thread's operators
     stage = load_stage(
-        folder,
+        folder.path,
         layers,
         device=settings.device,
         dtype=settings.dtype,
+        fetch=fetch,
         progress=loading.progress,
         before_reading=lambda weight_bytes, device: loading.make_room(weight_bytes, lambda: measure_room(device)),
     )
-    return StageRunner(stage, tokenizer_json=folder / "tokenizer.json")
+    return StageRunner(stage, tokenizer_json=folder.path / "tokenizer.json")
 
 
 def measure_room(device: torch.device) -> Room:

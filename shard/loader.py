@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +24,12 @@ from shard.model_kind import ModelKind, read_kind
 from shard.model_outline import ModelOutline, select_names
 from shard.probe import probe_stage
 from shard.stage import Stage
-from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate
-from shard.weight_map import TensorEntry, majority_float, range_bytes
+from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate, require_present
+from shard.weight_map import majority_float, range_bytes
 from shard.window import PassState, describe_model, open_window, watch_layers, windowed_class
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
+from shared.models.tensors import TensorEntry
 
 log = structlog.get_logger(__name__)
 
@@ -121,6 +122,7 @@ def load_stage(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    fetch: Callable[[Iterable[TensorEntry]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     before_reading: Callable[[int, torch.device], None] | None = None,
 ) -> Stage:
@@ -131,6 +133,7 @@ def load_stage(
         layers: Which layers; the first range gets the embedding, the last final norm and head.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: ``auto`` or a key of `shard.device.DTYPES`.
+        fetch: Called with the range's tensors before they are read, to fetch those that the folder lacks.
         progress: Called with (bytes read, bytes in all) from whichever thread reads.
         before_reading: Called with the bytes that the weights will take, and where; may wait, or refuse by raising.
 
@@ -138,6 +141,9 @@ def load_stage(
         LoadFailed: See there for the codes.
     """
     plan = plan_range(model_dir, layers)
+    if fetch is not None:
+        fetch(plan.entries.values())
+    require_present(model_dir, plan.entries.values())
     where = choose_device(device)
     kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
     weight_bytes = plan.weight_bytes(kind.dtype)

@@ -90,7 +90,8 @@ class Peer:
             return None
         dialled = urlsplit(self._url)
         scheme = "https" if dialled.scheme == "wss" else "http"
-        return f"{scheme}://{dialled.netloc}/{path.lstrip('/')}"
+        prefix = dialled.path.rstrip("/").removesuffix("/mesh")  # a reverse proxy's
+        return f"{scheme}://{dialled.netloc}{prefix}/{path.lstrip('/')}"
 
     def send(self, message: Message, tensors: Tensors | None = None) -> bool:
         """Queue a message. Returns False when the link is closed, or closes now because the peer reads too slowly."""

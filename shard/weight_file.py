@@ -11,18 +11,21 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
 
-from shard.weight_map import FLOATS, LENGTH_BYTES, TensorEntry, group_by_file, header_bytes, parse_header, parse_index
+from shard.weight_map import FLOATS, group_by_file
 from shared.errors import LoadFailed
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+from shared.models.errors import ModelUnavailable
+from shared.models.folder import INDEX_FILE, PICKLE_ADVICE, SINGLE_FILE
+from shared.models.partial_file import missing_spans
+from shared.models.spans import Span, total_bytes
+from shared.models.tensors import LENGTH_BYTES, TensorEntry, header_bytes, parse_header, parse_index
 
 BUFFER_BYTES = 4 * 1024 * 1024
 """How much is read before it is converted, and between two reports of progress."""
@@ -45,12 +48,11 @@ def list_tensors(folder: Path) -> dict[str, str]:
     """
     index = folder / INDEX_FILE
     if index.is_file():
-        return parse_index(index.read_text(encoding="utf-8"))
+        with _as_load_failed():
+            return parse_index(index.read_text(encoding="utf-8"))
     if (folder / SINGLE_FILE).is_file():
         return {entry.name: SINGLE_FILE for entry in read_header(folder, SINGLE_FILE)}
-    advice = ""
-    if any(folder.glob("pytorch_model*.bin")):
-        advice = "; its pytorch_model.bin is not read (it can run code): save it as safetensors"
+    advice = f"; {PICKLE_ADVICE}" if any(folder.glob("pytorch_model*.bin")) else ""
     raise LoadFailed("weights_missing", f"{folder} has no {SINGLE_FILE} and no {INDEX_FILE}{advice}", path=str(folder))
 
 
@@ -77,12 +79,36 @@ def read_header(folder: Path, file: str) -> list[TensorEntry]:
         LoadFailed: `weights_missing` when it cannot be opened, `weights_corrupt` when it is damaged.
     """
     try:
-        with (folder / file).open("rb") as stream:
+        with _as_load_failed(), (folder / file).open("rb") as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
             length = header_bytes(stream.read(LENGTH_BYTES), file, file_bytes)
             return parse_header(stream.read(length), file, file_bytes)
     except OSError as error:
         raise LoadFailed("weights_missing", f"cannot read {folder / file}: {error.strerror}", file=file) from error
+
+
+def require_present(folder: Path, entries: Iterable[TensorEntry]) -> None:
+    """Make sure that the tensors' bytes are there, in files of which only parts may have been fetched.
+
+    Raises:
+        LoadFailed: `weights_missing`, naming the file.
+    """
+    spans: dict[str, list[Span]] = {}
+    for entry in entries:
+        spans.setdefault(entry.file, []).append(Span(entry.offset, entry.end))
+    for file, wanted in spans.items():
+        if missing := missing_spans(folder / file, wanted):
+            lacking = total_bytes(missing)
+            message = f"only parts of {file} are here, and {lacking:,} bytes of this range are not among them"
+            raise LoadFailed("weights_missing", message, file=file)
+
+
+@contextmanager
+def _as_load_failed() -> Iterator[None]:
+    try:
+        yield
+    except ModelUnavailable as error:
+        raise LoadFailed(error.code, error.message, **error.fields) from error
 
 
 class WeightReader:

@@ -13,7 +13,7 @@ from shared.cli.machines_file import MachinesFileError, read_machines_file
 from shared.models.errors import ModelUnavailable
 from shared.models.facts import ModelFacts
 from shared.models.measure import measure_model
-from shared.models.source import resolve_model
+from shared.models.source import resolve_outline
 from shared.planning.commands import StartCommands
 from shared.planning.fleet import Demand, Objective
 from shared.planning.plan import PlanImpossible, plan_fleet
@@ -83,7 +83,7 @@ def run_plan(settings: PlanSettings) -> None:
 
 def _measure(settings: PlanSettings) -> ModelFacts:
     with open_display() as display:
-        folder = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=display.show)
+        folder = resolve_outline(settings.model, cache_dir=settings.cache_dir, progress=display.show)
     return measure_model(folder.path, settings.dtype)
 
 

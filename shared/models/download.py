@@ -16,8 +16,10 @@ import httpx
 from shared.models.errors import ModelUnavailable
 from shared.models.progress import Progress, ProgressSink
 
-TIMEOUT: Final = httpx.Timeout(20.0, connect=4.0)
+READ_TIMEOUT_S: Final = 20.0
 """A connection that gives nothing for so long is dropped and opened again."""
+CONNECT_TIMEOUT_S: Final = 4.0
+TIMEOUT: Final = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 FRUITLESS_ATTEMPTS_MAX: Final = 3
 """Attempts in a row that bring no byte; one that brings some starts the count again."""
 RETRY_WAIT_S: Final = 1.0

@@ -8,6 +8,7 @@ from shared.errors import MeshError
 class ModelUnavailable(MeshError):
     """The model could not be found, fetched, verified, stored or converted.
 
-    `code` is one of `unknown_model`, `not_a_model`, `no_network`, `download_failed`, `hash_mismatch`,
-    `disk_full`, `conversion_failed`.
+    `code` is one of `unknown_model`, `not_a_model`, `weights_corrupt`, `no_network`, `download_failed`,
+    `ranges_unsupported`, `source_changed`, `hash_mismatch`, `model_mismatch`, `disk_full`, `conversion_failed`,
+    `cancelled`.
     """

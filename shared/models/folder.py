@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from shared.models.errors import ModelUnavailable
+from shared.models.progress import ProgressSink
+from shared.models.spans import Span
+from shared.models.tensors import parse_index
 
 INDEX_FILE: Final = "model.safetensors.index.json"
+SINGLE_FILE: Final = "model.safetensors"
+SIDE_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Everything beside the weights that a gateway or a node reads; the first and `tokenizer.json` must be there."""
+PICKLE_ADVICE: Final = (
+    "its pytorch_model.bin is not read (it can run code): where you trust it, write it as safetensors with "
+    "transformers' AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+)
 _LAYER_COUNT_KEYS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _DTYPES: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+class AbsentWeights(Protocol):
+    """What fetches the weights that a folder does not have yet."""
+
+    @property
+    def reference(self) -> str:
+        """Names the model exactly, for other machines: ``owner/name@commit``; empty when only this machine can."""
+        ...
+
+    def fetch(self, spans: Mapping[str, Sequence[Span]], progress: ProgressSink) -> None:
+        """Make sure that these bytes of these files are there.
+
+        Raises:
+            ModelUnavailable: They cannot be had.
+        """
+        ...
+
+    def missing_bytes(self, spans: Mapping[str, Sequence[Span]]) -> int:
+        """How many of these bytes are not there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +64,18 @@ class ModelFolder:
         path: The folder, with `config.json`, `tokenizer.json` and safetensors.
         name: What people call it; the API's model id.
         fingerprint: What tells it from every other model (`shared.models.fingerprint`).
+        absent: Fetches weights that are not in the folder, whose files then have holes; None where it is whole.
     """
 
     path: Path
     name: str
     fingerprint: str
+    absent: AbsentWeights | None = field(default=None, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every weight is there."""
+        return self.absent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +134,29 @@ def check_folder(folder: Path) -> None:
     Raises:
         ModelUnavailable: `not_a_model`, naming what is missing.
     """
+    weights = weight_files(folder)
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-    missing += [path.name for path in weight_files(folder) if not path.is_file()] or []
-    if not missing and not weight_files(folder):
-        missing = ["*.safetensors"]
+    missing += [path.name for path in weights if not path.is_file()] if weights else ["*.safetensors"]
     if missing:
         raise ModelUnavailable(
             "not_a_model",
             f"{folder} is no usable model folder: {', '.join(missing)} missing"
-            + (" (pickled weights are never loaded)" if list(folder.glob("*.bin")) else ""),
+            + (f"; {PICKLE_ADVICE}" if any(folder.glob("pytorch_model*.bin")) else ""),
             path=str(folder),
         )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the weights, as the index or the folder names them, sorted."""
+    """The safetensors files that hold the weights, as the index names them, sorted; without one, the single file.
+
+    Raises:
+        ModelUnavailable: `weights_corrupt`, if the index is none.
+    """
     index = folder / INDEX_FILE
     if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ModelUnavailable("not_a_model", f"{index} has no weight_map", path=str(folder))
-        return sorted({folder / Path(str(name)).name for name in weight_map.values()})
-    single = folder / "model.safetensors"
-    return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        return sorted({folder / name for name in parse_index(index.read_text(encoding="utf-8")).values()})
+    single = folder / SINGLE_FILE
+    return [single] if single.exists() else []
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -13,57 +13,104 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from huggingface_hub import constants, errors, get_token, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_url, snapshot_download
+from huggingface_hub.hf_api import RepoSibling
 
 from shared.models.catalogue import HubFile
 from shared.models.download import download
 from shared.models.errors import ModelUnavailable
+from shared.models.folder import INDEX_FILE, SIDE_FILES, check_folder
 from shared.models.progress import Progress, ProgressSink
+from shared.models.remote import RemoteFile, RemoteModel
 from shared.version import SOFTWARE
 
 CONNECT_TIMEOUT_S: Final = 4.0
 """One attempt to reach the hub; a name that does not resolve or a silent proxy fails sooner or here."""
 ANSWER_TIMEOUT_S: Final = 10.0
-WANTED_FILES: Final = (
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+WANTED_FILES: Final = ("*.safetensors", INDEX_FILE, *SIDE_FILES)
 """Safetensors, tokenizer and config: no pickles, no code, no other frameworks' weights."""
+COMMIT_CHARS_SHOWN: Final = 12
 UNWANTED_FILES: Final = ("*/*", "consolidated*", "adapter_*")
 """Folders, a vendor's own copy of the same weights, and adapters."""
 
 
-def fetch_snapshot(repo: str, progress: ProgressSink, *, refresh: bool = False) -> Path:
+def find_snapshot(repo: str, revision: str | None = None) -> Path | None:
+    """The folder of a repository in huggingface_hub's cache, if it is there whole; the hub is not asked.
+
+    Raises:
+        ModelUnavailable: `unknown_model`, for a name that no repository can have.
+    """
+    with _hub_errors(repo), contextlib.suppress(errors.LocalEntryNotFoundError, OSError):
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True, **_wanted()))
+        with contextlib.suppress(ModelUnavailable):
+            check_folder(folder)
+            return folder
+    return None
+
+
+def fetch_snapshot(repo: str, progress: ProgressSink, *, revision: str | None = None, refresh: bool = False) -> Path:
     """The folder of a repository in huggingface_hub's cache, fetched if it is not there whole.
 
     Args:
         repo: ``owner/name``.
         progress: Told about bytes.
+        revision: A branch, tag or commit; the repository's main branch unless given.
         refresh: Ask the hub for a newer revision even if one is there.
 
     Raises:
         ModelUnavailable: `no_network`, `download_failed`, `unknown_model`.
     """
-    wanted: dict[str, Any] = {"allow_patterns": list(WANTED_FILES), "ignore_patterns": list(UNWANTED_FILES)}
-    if not refresh:
-        with _hub_errors(repo), contextlib.suppress(errors.LocalEntryNotFoundError, OSError):
-            folder = Path(snapshot_download(repo, local_files_only=True, **wanted))
-            if _holds_weights(folder):
-                return folder
-    require_hub(f"{repo} is not in the cache, and ")
+    folder = None if refresh else find_snapshot(repo, revision)
+    if folder is not None:
+        return folder
+    describe_repository(repo, revision).require_weights()
     with _hub_errors(repo):
         bars = _reporting_bars(f"Downloading {repo}", progress)
-        folder = Path(snapshot_download(repo, tqdm_class=bars, **wanted))
+        folder = Path(snapshot_download(repo, revision=revision, tqdm_class=bars, **_wanted()))
     progress(Progress.finished(f"Downloading {repo}"))
     return folder
+
+
+def describe_repository(repo: str, revision: str | None = None) -> RemoteModel:
+    """What files a repository has at the commit that a revision names now, with sizes and hashes; one request.
+
+    Raises:
+        ModelUnavailable: `no_network`, `download_failed`, `unknown_model`.
+    """
+    require_hub(f"{repo} is not in the cache, and ")
+    with _hub_errors(repo):
+        info = HfApi().model_info(
+            repo, revision=revision or constants.DEFAULT_REVISION, files_metadata=True, timeout=ANSWER_TIMEOUT_S
+        )
+    if info.sha is None:
+        raise ModelUnavailable("download_failed", f"{constants.ENDPOINT} does not say which commit {repo} is at")
+    files = [_remote_file(repo, info.sha, sibling) for sibling in info.siblings or () if "/" not in sibling.rfilename]
+    return RemoteModel(
+        label=f"{repo}@{info.sha[:COMMIT_CHARS_SHOWN]}",
+        reference=f"{repo}@{info.sha}",
+        files={file.name: file for file in files},
+        headers=hub_headers(),
+    )
+
+
+def _remote_file(repo: str, commit: str, sibling: RepoSibling) -> RemoteFile:
+    return RemoteFile(
+        name=sibling.rfilename,
+        url=hf_hub_url(repo, sibling.rfilename, revision=commit),
+        size_bytes=sibling.size or 0,
+        sha256=sibling.lfs.sha256 if sibling.lfs else None,
+        git_oid=None if sibling.lfs else sibling.blob_id,
+    )
+
+
+def hub_headers() -> dict[str, str]:
+    """What each request to the hub carries."""
+    token = get_token()
+    return {"user-agent": SOFTWARE, **({"authorization": f"Bearer {token}"} if token else {})}
+
+
+def _wanted() -> dict[str, Any]:
+    return {"allow_patterns": list(WANTED_FILES), "ignore_patterns": list(UNWANTED_FILES)}
 
 
 def fetch_file(source: HubFile, target: Path, size_bytes: int, progress: ProgressSink) -> None:
@@ -74,9 +121,7 @@ def fetch_file(source: HubFile, target: Path, size_bytes: int, progress: Progres
     """
     require_hub()
     url = hf_hub_url(source.repo, source.file)
-    token = get_token()
-    headers = {"user-agent": SOFTWARE, **({"authorization": f"Bearer {token}"} if token else {})}
-    download(url, target, size_bytes, headers=headers, progress=progress)
+    download(url, target, size_bytes, headers=hub_headers(), progress=progress)
 
 
 def require_hub(before: str = "") -> None:
@@ -97,10 +142,6 @@ def require_hub(before: str = "") -> None:
         raise ModelUnavailable(
             "no_network", f"{before}{constants.ENDPOINT} cannot be reached ({error})", endpoint=constants.ENDPOINT
         ) from error
-
-
-def _holds_weights(folder: Path) -> bool:
-    return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
 
 
 @contextlib.contextmanager

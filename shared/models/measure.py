@@ -17,9 +17,10 @@ from typing import Any, Final
 
 from shared.models.errors import ModelUnavailable
 from shared.models.facts import LayerFacts, ModelFacts
-from shared.models.fingerprint import StoredTensor, stored_tensors
+from shared.models.fingerprint import stored_tensors
 from shared.models.folder import read_config, read_json, text_config
 from shared.models.slots import read_forbidden_cuts, read_slots
+from shared.models.tensors import TensorEntry
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What weights can be computed in."""
@@ -34,10 +35,10 @@ _CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_to
 class _Sorted:
     """Tensors by the part of the model they belong to."""
 
-    layers: dict[int, list[StoredTensor]]
-    embedding: list[StoredTensor] = field(default_factory=list)
-    head: list[StoredTensor] = field(default_factory=list)
-    rest: list[StoredTensor] = field(default_factory=list)
+    layers: dict[int, list[TensorEntry]]
+    embedding: list[TensorEntry] = field(default_factory=list)
+    head: list[TensorEntry] = field(default_factory=list)
+    rest: list[TensorEntry] = field(default_factory=list)
 
 
 def measure_model(folder: Path, dtype: str = "auto") -> ModelFacts:
@@ -81,8 +82,8 @@ def measure_model(folder: Path, dtype: str = "auto") -> ModelFacts:
     )
 
 
-def _sort(tensors: list[StoredTensor], num_layers: int, vocab_size: int, hidden_size: int) -> _Sorted:
-    numbered: dict[str, dict[int, list[StoredTensor]]] = defaultdict(lambda: defaultdict(list))
+def _sort(tensors: list[TensorEntry], num_layers: int, vocab_size: int, hidden_size: int) -> _Sorted:
+    numbered: dict[str, dict[int, list[TensorEntry]]] = defaultdict(lambda: defaultdict(list))
     outside = []
     for tensor in tensors:
         match = _NUMBERED.search(tensor.name)
@@ -91,7 +92,7 @@ def _sort(tensors: list[StoredTensor], num_layers: int, vocab_size: int, hidden_
         else:
             numbered[tensor.name[: match.start()]][int(match[1])].append(tensor)
     complete = [layers for layers in numbered.values() if all(index in layers for index in range(num_layers))]
-    layers = max(complete, key=lambda layers: sum(map(_stored_bytes, chain.from_iterable(layers.values()))), default={})
+    layers = max(complete, key=_stored_bytes, default={})
     parts = _Sorted({index: layers[index] for index in range(num_layers)} if layers else {})
     for tensor in outside:
         if tensor.shape != (vocab_size, hidden_size):
@@ -103,18 +104,16 @@ def _sort(tensors: list[StoredTensor], num_layers: int, vocab_size: int, hidden_
     return parts
 
 
-def _stored_bytes(tensor: StoredTensor) -> int:
-    return tensor.end - tensor.start
+def _stored_bytes(layers: Mapping[int, list[TensorEntry]]) -> int:
+    return sum(tensor.nbytes for tensor in chain.from_iterable(layers.values()))
 
 
-def _bytes_in_memory(tensors: Iterable[StoredTensor], item_bytes: int) -> int:
+def _bytes_in_memory(tensors: Iterable[TensorEntry], item_bytes: int) -> int:
     """Floats take what they are computed in, anything else what it takes in the file."""
-    return sum(
-        prod(tensor.shape) * item_bytes if tensor.dtype in _STORED else _stored_bytes(tensor) for tensor in tensors
-    )
+    return sum(prod(tensor.shape) * item_bytes if tensor.dtype in _STORED else tensor.nbytes for tensor in tensors)
 
 
-def _active_bytes(tensors: list[StoredTensor], item_bytes: int, chosen_share: float) -> int:
+def _active_bytes(tensors: list[TensorEntry], item_bytes: int, chosen_share: float) -> int:
     """What a decode step reads of a layer: of its experts only the chosen ones."""
     experts = [tensor for tensor in tensors if "experts" in tensor.name.split(".")]
     unread = _bytes_in_memory(experts, item_bytes) * (1 - chosen_share)
@@ -127,9 +126,9 @@ def _chosen_share(text: Mapping[str, Any]) -> float:
     return min(1.0, chosen / experts) if experts and chosen else 1.0
 
 
-def _majority_dtype(tensors: Iterable[StoredTensor]) -> str:
+def _majority_dtype(tensors: Iterable[TensorEntry]) -> str:
     by_dtype: dict[str, int] = defaultdict(int)
     for tensor in tensors:
         if tensor.dtype in _STORED:
-            by_dtype[_STORED[tensor.dtype]] += _stored_bytes(tensor)
+            by_dtype[_STORED[tensor.dtype]] += tensor.nbytes
     return max(by_dtype, key=lambda dtype: by_dtype[dtype], default="float32")

@@ -4,6 +4,7 @@
 
     <cache>/downloads/   GGUF files under their final names, complete and verified
     <cache>/models/      converted folders, complete
+    <cache>/parts/       models of which only some byte ranges have been fetched (`shared.models.part_folder`)
     <cache>/partial/     what is still being fetched; safe to delete
     <cache>/locks/       one lock file per name
 """
@@ -56,6 +57,11 @@ class Store:
     def models(self) -> Path:
         """Complete model folders."""
         return _made(self.root / "models")
+
+    @property
+    def parts(self) -> Path:
+        """Folders of models that are there in part."""
+        return _made(self.root / "parts")
 
     def partial(self, name: str) -> Path:
         """The folder in which `name` is put together."""

@@ -1,6 +1,7 @@
 """A Hugging Face hub and a Python package index on loopback, with faults that a test can order.
 
-It speaks what `huggingface_hub` asks for a model: revision, tree, and files with ETag, Range and HEAD.
+It speaks what `huggingface_hub` asks for a model: revision with the files' sizes and hashes, tree, and files with ETag,
+Range and HEAD. Weights are large files, which have a sha256; all others have git's hash.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import hashlib
 import json
 import re
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.message import Message
@@ -36,6 +39,22 @@ class FakeHub:
     """By path: send so many bytes, and the rest once `released`."""
     ignores_ranges: bool = False
     """Send whole files whatever is asked for."""
+    damaged: dict[str, int] = field(default_factory=dict)
+    """By path: flip a bit in so many of the next answers."""
+    failing: dict[str, list[int]] = field(default_factory=dict)
+    """By path: answer with these statuses first."""
+    changes_after: dict[str, int] = field(default_factory=dict)
+    """By path: after so many answers the ETag is another."""
+    shrunk: dict[str, int] = field(default_factory=dict)
+    """By path: the file is shorter than the list of files says."""
+    delay_s: float = 0.0
+    """Before each answer."""
+    commit: str = COMMIT
+    """What `main` is at; files are those of this commit alone unless `history` has others."""
+    history: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
+    """Files by earlier commit."""
+    sent: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Bytes of bodies sent, by path."""
     missing: set[str] = field(default_factory=set)
     """Paths answered by 404."""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -45,6 +64,7 @@ class FakeHub:
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ranges(self, path: str) -> list[str | None]:
         """The Range headers with which a file's bytes were asked for."""
@@ -54,19 +74,31 @@ class FakeHub:
         """How often a file's bytes were asked for."""
         return len(self.ranges(path))
 
+    def move_to(self, commit: str, files: dict[str, dict[str, bytes]]) -> None:
+        """Let `main` be another commit with other files; the one before stays."""
+        self.history[self.commit] = self.files
+        self.commit, self.files = commit, files
+
+    def _files_at(self, revision: str, repo: str) -> dict[str, bytes] | None:
+        current = revision in (self.commit, "main")
+        return (self.files if current else self.history.get(revision, {})).get(repo)
+
     def find(self, path: str) -> tuple[bytes, str] | None:
         """The content at a path and its type."""
-        if match := re.fullmatch(r"/api/models/(.+)/revision/[^/]+", path):
-            return self._json({"id": match[1], "sha": COMMIT, "siblings": []}) if match[1] in self.files else None
+        if match := re.fullmatch(r"/api/models/(.+)/revision/([^/]+)", path):
+            files = self._files_at(match[2], match[1])
+            commit = self.commit if match[2] == "main" else match[2]
+            siblings = [_sibling(name, content) for name, content in (files or {}).items()]
+            return None if files is None else self._json({"id": match[1], "sha": commit, "siblings": siblings})
         if match := re.fullmatch(r"/api/models/(.+)/tree/[^/]+", path):
             entries = self.files.get(match[1], {})
             tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                {"type": "file", "path": name, "size": len(content), "oid": git_oid(content)}
                 for name, content in entries.items()
             ]
             return self._json(tree)
-        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            content = self.files.get(match[1], {}).get(match[2])
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            content = (self._files_at(match[2], match[1]) or {}).get(match[3])
             return None if content is None else (content, "application/octet-stream")
         if match := re.fullmatch(r"/simple/([^/]+)/", path):
             stem = match[1].replace("-", "_")
@@ -76,9 +108,40 @@ class FakeHub:
             return self.wheels[path.removeprefix("/wheels/")], "application/octet-stream"
         return None
 
+    def etag(self, path: str, content: bytes) -> str:
+        """The file's ETag: its hash, or after a change that a test has ordered another."""
+        is_large = path.endswith(".safetensors")
+        etag = hashlib.sha256(content).hexdigest() if is_large else git_oid(content)
+        if path in self.changes_after:
+            self.changes_after[path] -= 1
+            return "changed" if self.changes_after[path] < 0 else etag
+        return etag
+
+    def damage(self, path: str, body: bytes) -> bytes:
+        """The body, with a bit flipped where a test has ordered that."""
+        if not self.damaged.get(path) or not body:
+            return body
+        self.damaged[path] -= 1
+        middle = len(body) // 2
+        return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
+
     @staticmethod
     def _json(value: Any) -> tuple[bytes, str]:
         return json.dumps(value).encode(), "application/json"
+
+
+def git_oid(content: bytes) -> str:
+    """Git's hash of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _sibling(name: str, content: bytes) -> dict[str, Any]:
+    """A file as the hub lists it with `blobs=true`."""
+    entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": git_oid(content)}
+    if name.endswith(".safetensors"):
+        sha256 = hashlib.sha256(content).hexdigest()
+        entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 130}
+    return entry
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -98,45 +161,65 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         self.hub.requests.append((self.command, path, self.headers.get("Range")))
         self.hub.headers.append(self.headers)
+        time.sleep(self.hub.delay_s)
+        if self.hub.failing.get(path):
+            self._send_empty(self.hub.failing[path].pop(0))
+            return
         found = None if path in self.hub.missing else self.hub.find(path)
         if found is None:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound" if path.startswith("/api") else "EntryNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self._send_empty(404, ("X-Error-Code", "RepoNotFound" if path.startswith("/api") else "EntryNotFound"))
             return
         content, kind = found
-        start = self._range_start(len(content))
-        self.send_response(206 if start else 200)
+        etag = self.hub.etag(path, content)
+        content = content[: self.hub.shrunk.get(path, len(content))]
+        start, end = self._range(len(content))
+        if start >= end > 0:
+            self._send_empty(416, ("Content-Range", f"bytes */{len(content)}"))
+            return
+        is_part = (start, end) != (0, len(content))
+        self.send_response(206 if is_part else 200)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(end - start))
+        if is_part:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", self.hub.commit)
         self.end_headers()
         if with_body:
-            self._send_body(path, content[start:])
+            self._send_body(path, self.hub.damage(path, content[start:end]))
 
-    def _range_start(self, size: int) -> int:
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        return min(int(match[1]), size) if match and not self.hub.ignores_ranges else 0
+    def _send_empty(self, status: int, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (*headers, ("Content-Length", "0")):
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _range(self, size: int) -> tuple[int, int]:
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if match is None or self.hub.ignores_ranges:
+            return 0, size
+        return int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
 
     def _send_body(self, path: str, body: bytes) -> None:
         cuts = self.hub.cut_after.get(path)
         if cuts:
-            self.wfile.write(body[: cuts.pop(0)])
+            self._write(path, body[: cuts.pop(0)])
             self.close_connection = True
             return
         limit = self.hub.stall_after.get(path)
         if limit is not None and not self.hub.released.is_set():
-            self.wfile.write(body[:limit])
+            self._write(path, body[:limit])
             self.wfile.flush()
             self.hub.stalled.set()
             self.hub.released.wait(60)
             body = body[limit:]
-        self.wfile.write(body)
+        self._write(path, body)
+
+    def _write(self, path: str, data: bytes) -> None:
+        with self.hub.lock:
+            self.hub.sent[path] += len(data)
+        self.wfile.write(data)
 
 
 class _Server(ThreadingHTTPServer):

@@ -28,8 +28,8 @@ from shared.link import Link, dial
 from shared.link_state import HANDSHAKE_BYTES_MAX
 from shared.messages import Heartbeat, Hello, MachineInfo, NodeInfo, Step, StepResult
 from shared.tensor_spec import WireTensor
-from tests.support.scripted_joiner import JoiningNode, create_joining
 from tests.support.memory_mesh import NUM_LAYERS, ScriptedMesh, expected, idle, scripted_mesh
+from tests.support.scripted_joiner import JoiningNode, create_joining
 from tests.support.scripted_node import MODEL
 
 INFO = NodeInfo(node="n", pid=7, model=MODEL, layers=LayerRange(0, 2), num_layers=2, state="ready")

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from shard import weight_file
 from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate, read_header
-from shard.weight_map import ITEM_BYTES, TensorEntry
 from shared.errors import LoadFailed
+from shared.models.tensors import ITEM_BYTES, TensorEntry
 
 TENSORS = {
     "bf16": torch.randn(7, 5).bfloat16(),
@@ -132,7 +132,7 @@ def test_a_folder_without_safetensors_says_so(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"no model\.safetensors"):
         list_tensors(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(LoadFailed, match="save it as safetensors"):
+    with pytest.raises(LoadFailed, match=r"write it as safetensors with .*save_pretrained"):
         list_tensors(tmp_path)
 
 

@@ -18,6 +18,7 @@ from shared.models.progress import Progress, ignore_progress
 from shared.models.source import resolve_model
 from tests.conftest import TinyModels
 from tests.support.fake_hub import FakeHub, running_hub
+from tests.support.hub_place import use_hub
 from tests.support.model_files import HUB_FILE
 
 
@@ -29,18 +30,8 @@ def hub(tiny_model: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     extras = {"pytorch_model.bin": b"pickle", "modeling_evil.py": b"code", "onnx/model.onnx": b"", "README.md": b"#"}
     repositories = {"org/tiny": {**files, **extras}, "org/tiny-GGUF": {"tiny-q8.gguf": os.urandom(400_000)}}
     with running_hub(FakeHub(files=repositories)) as running:
-        use_hub(running.url, tmp_path, monkeypatch)
+        use_hub(running.url, tmp_path / "hf", monkeypatch)
         yield running
-
-
-def use_hub(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point huggingface_hub here: it has read its environment already."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
 
 
 def test_a_repository_becomes_a_model(hub: FakeHub, tiny_model: TinyModels):
@@ -108,7 +99,7 @@ def test_without_network_the_answer_comes_fast(tmp_path: Path, monkeypatch: pyte
     """One attempt at a port where nobody listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        use_hub(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path, monkeypatch)
+        use_hub(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path / "hf", monkeypatch)
         started = time.monotonic()
         with pytest.raises(ModelUnavailable, match="cannot be reached") as caught:
             fetch_snapshot("org/tiny", ignore_progress)
@@ -122,7 +113,7 @@ def test_a_hub_that_accepts_and_says_nothing_does_not_hang(tmp_path: Path, monke
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        use_hub(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, monkeypatch)
+        use_hub(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path / "hf", monkeypatch)
         with pytest.raises(ModelUnavailable, match="cannot be reached"):
             fetch_snapshot("org/tiny", ignore_progress)
 
