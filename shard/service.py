@@ -115,7 +115,7 @@ class NodeService:
             kv_cache=keeps,
             token_ids=runner.returns_token_ids,
             sampling=runner.sampling_fields,
-            features=(*(("fork",) if keeps else ()), *runner.features),
+            features=(*(_session_features(runner) if keeps else ()), *runner.features),
             kv_bytes_max=bytes_max,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             context_len=runner.context_len or self.model.context_len,
@@ -252,3 +252,8 @@ class NodeService:
         for item in items:
             self._refusals[error.code] += 1
             self.deliver([Outcome(item, failure_message(item.step, error))])
+
+
+def _session_features(runner: Runner) -> tuple[str, ...]:
+    """What a node that keeps sessions can do with them."""
+    return ("fork", "rewind") if runner.rewinds else ("fork",)
