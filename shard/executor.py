@@ -17,7 +17,7 @@ from shard.drawing import Drawing, begin_drawing, continue_drawing
 from shard.forking import fork_session
 from shard.kv_cache import SessionStore
 from shard.runner import Pass, PassOutput, Runner
-from shard.session import Session
+from shard.session import Session, check_rewind
 from shard.step_check import bad_step, check_lengths, check_sampling
 from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
@@ -162,10 +162,14 @@ class Executor:
         session = self._store.lookup(item.step)
         try:
             self._check(item, session)
-            return _OpenStep(item, session, self._draw_from(item, session))
+            check_rewind(item.step, session)
+            opened = _OpenStep(item, session, self._draw_from(item, session))
         except BaseException:
             self._store.put_back(session)
             raise
+        if item.step.rewind_from is not None:
+            session.cache.rewind(item.step.past_len)  # nothing is refused from here on: a failure loses the session
+        return opened
 
     def _check(self, item: QueuedStep, session: Session | None) -> None:
         check_lengths(item.step, self._runner.context_len or POSITIONS_MAX)

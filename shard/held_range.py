@@ -249,7 +249,7 @@ class HeldRange:
             kv_cache=keeps,
             token_ids=runner.returns_token_ids,
             sampling=runner.sampling_fields,
-            features=(*(("fork",) if keeps else ()), *runner.features),
+            features=(*(_session_features(runner) if keeps else ()), *runner.features),
             kv_bytes_max=bytes_max,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             context_len=runner.context_len or self.assignment.model.context_len,
@@ -337,3 +337,8 @@ def _log_failure(error: Exception, assignment: Assignment) -> str:
         return error.message
     log.error("node.failed", layers=layers, reason=str(error), exc_info=error)
     return f"{type(error).__name__}: {error}"
+
+
+def _session_features(runner: Runner) -> tuple[str, ...]:
+    """What a node that keeps sessions can do with them."""
+    return ("fork", "rewind") if runner.rewinds else ("fork",)

@@ -75,11 +75,14 @@ class SessionStore:
 
         Raises:
             CacheMissed: Anything but exactly this session, range, model and position is held.
-            StepFailed: `stale_epoch`: a higher epoch has touched the session.
+            StepFailed: `stale_epoch`: a higher epoch has touched the session; `session_busy`; `duplicate_step` when it
+                goes back and this very step has been applied.
         """
         with self._lock:
             self._expire()
             held = self._held_for(step, step.session)
+            if step.rewind_from is not None:
+                check_new(held, step)
             held.pinned = True
             self._touch(held)
             return held

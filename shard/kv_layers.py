@@ -4,8 +4,9 @@ Slots are addressed by absolute layer index, as the model's layers do. Per slot:
 
 ==================  ===============================================================================
 full attention      `GrowingLayer`: appends in place, grows geometrically, hands out views
-sliding / chunked   `WindowLayer`: the same within the window, never more than the window needs
-any other kind      transformers' own object, opaque: linear attention, compressed, indexed
+sliding / chunked   `WindowLayer`: the same within the window, and the few positions that a rewind goes back
+full, with indexer  `IndexedLayer`: transformers' own, which can go back
+any other kind      transformers' own object, opaque: linear attention, compressed
 outside the range   `AbsentLayer`: holds nothing
 ==================  ===============================================================================
 
@@ -17,12 +18,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 CAPACITY_MIN = 256
 """Positions a slot has room for at first: a short chat never grows."""
 WINDOW_SLACK = 64
-"""Positions a window slot appends before it moves its window to the front: one move in 64 steps."""
+"""Positions that a window slot has room for beside its window."""
+REWIND_KEPT = 16
+"""Of these, how many are kept of those that have left the window: so far it can go back. One move in 48 steps."""
 
 
 class PositionBuffer:
@@ -95,11 +98,14 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Positions held."""
         return self._length
 
-    def truncate(self, length: int) -> bool:
-        """Drop the positions from `length` on; always possible."""
+    def can_truncate(self, _length: int) -> bool:
+        """Always."""
+        return True
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from `length` on."""
         if length < self._length:
             self._hold(length)
-        return True
 
     def _hold(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._length = length
@@ -109,10 +115,11 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
-    """Sliding window: keeps the last `window - 1` positions, all that a later position can see.
+    """Sliding window: keeps the last `window - 1` positions, all that a later position can see, and a few before.
 
-    A few new positions are appended in place behind the window. More than `WINDOW_SLACK` at a time (a chunk
-    of a prefill) are joined with the window in a temporary that attention reads.
+    A few new positions are appended in place behind the window. More at a time (a chunk of a prefill) are joined with
+    the window in a temporary that attention reads. What stands in the buffers before the window are the positions that
+    came before it: those that it has moved past, at least `REWIND_KEPT` of them.
     """
 
     def __init__(self, sliding_window: int) -> None:
@@ -132,7 +139,8 @@ class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take new positions; gives the window before them followed by them."""
         new_len = key_states.shape[-2]
-        keys, values = (self._append if new_len <= WINDOW_SLACK else self._join)(key_states, value_states)
+        is_short = new_len <= WINDOW_SLACK - REWIND_KEPT
+        keys, values = (self._append if is_short else self._join)(key_states, value_states)
         self.cumulative_length += new_len
         self._expose()
         return keys, values
@@ -141,23 +149,32 @@ class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
         """Length, and position of the first, of what `update` gives for `query_length` new positions."""
         return self._held + query_length, self.cumulative_length - self._held
 
-    def truncate(self, length: int) -> bool:
-        """Drop the positions from `length` on, unless the window before `length` has begun to move on."""
-        dropped = self.cumulative_length - length
-        if dropped <= 0:
-            return True
-        if self.cumulative_length > self._held:
-            return False
-        self._held, self.cumulative_length = length, length
+    def can_truncate(self, length: int) -> bool:
+        """Whether the window that ended at `length` still stands in the buffers."""
+        return self._start_of_window(length) >= 0
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from `length` on, which `can_truncate` allows."""
+        if length >= self.cumulative_length:
+            return
+        self._start = self._start_of_window(length)
+        self._held, self.cumulative_length = min(length, self._kept_max), length
         self._expose()
-        return True
+
+    def _start_of_window(self, length: int) -> int:
+        """Where the window that ends at `length` begins in the buffers; negative where that is gone."""
+        if length >= self.cumulative_length:
+            return self._start
+        end = self._start + self._held - (self.cumulative_length - length)
+        return end - min(length, self._kept_max)
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = self._held + key_states.shape[-2]
         if self._start + total > self._capacity_max:
-            self._key_buffer.move_to_front(self._start, self._held)
-            self._value_buffer.move_to_front(self._start, self._held)
-            self._start = 0
+            before = min(self._start, REWIND_KEPT)
+            for buffer in (self._key_buffer, self._value_buffer):
+                buffer.move_to_front(self._start - before, before + self._held)
+            self._start = before
         self._key_buffer.write(key_states, self._start + self._held)
         self._value_buffer.write(value_states, self._start + self._held)
         keys, values = self._key_buffer.view(self._start, total), self._value_buffer.view(self._start, total)
@@ -170,15 +187,35 @@ class WindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
             key_states = torch.cat((self._key_buffer.view(self._start, self._held), key_states), dim=-2)
             value_states = torch.cat((self._value_buffer.view(self._start, self._held), value_states), dim=-2)
         total = key_states.shape[-2]
-        self._start, self._held = 0, min(total, self._kept_max)
-        self._key_buffer.write(key_states.narrow(-2, total - self._held, self._held), 0)
-        self._value_buffer.write(value_states.narrow(-2, total - self._held, self._held), 0)
+        kept = min(total, self._kept_max + REWIND_KEPT)
+        self._held = min(total, self._kept_max)
+        self._start = kept - self._held
+        self._key_buffer.write(key_states.narrow(-2, total - kept, kept), 0)
+        self._value_buffer.write(value_states.narrow(-2, total - kept, kept), 0)
         return key_states, value_states
 
     def _expose(self) -> None:
         self.keys = self._key_buffer.view(self._start, self._held)
         self.values = self._value_buffer.view(self._start, self._held)
         self.is_initialized = True
+
+
+class IndexedLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
+    """Full attention with an indexer's keys ``[1, T, D]`` beside: transformers' own, which joins tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def can_truncate(self, _length: int) -> bool:
+        """Always."""
+        return True
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from `length` on; a layer may have keys for its indexer alone, or none."""
+        if self.keys is not None and self.values is not None and length < self.keys.shape[-2]:
+            self.keys, self.values = self.keys.narrow(-2, 0, length), self.values.narrow(-2, 0, length)
+        if self.indexer_keys is not None and length < self.indexer_keys.shape[1]:
+            self.indexer_keys = self.indexer_keys.narrow(1, 0, length)
 
 
 class AbsentLayer(DummyLayer):
@@ -190,4 +227,6 @@ class AbsentLayer(DummyLayer):
 
     def __init__(self, original: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        vars(self).update(vars(original))
+        # without the tensors that some have from the start, so that what is there later was put there
+        fields = vars(original).items()
+        vars(self).update({name: value for name, value in fields if not isinstance(value, torch.Tensor)})

@@ -115,8 +115,13 @@ class Runner(Protocol):
         ...
 
     @property
+    def rewinds(self) -> bool:
+        """Whether its caches can go back, if not always as far as they are asked to."""
+        ...
+
+    @property
     def features(self) -> tuple[str, ...]:
-        """What it can do beyond plain steps, of `FEATURES`; `fork` is its node's affair."""
+        """What it can do beyond plain steps, of `FEATURES`; `fork` and `rewind` are its node's affair."""
         ...
 
     def memory_free_bytes(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shard.drawing import Drawing
-from shared.errors import CacheMissReason, StepFailed
+from shared.errors import CacheMissed, CacheMissReason, StepFailed
 from shared.layers import LayerRange
 from shared.messages import Fork, SamplingParams, Step
 
@@ -26,6 +26,14 @@ class HeldCache(Protocol):
 
     def copy(self) -> HeldCache:
         """One of its own, with the same content. Takes a while; for the compute thread."""
+        ...
+
+    def can_rewind(self, length: int) -> bool:
+        """Whether it could go back to its first `length` positions and continue from there. For the compute thread."""
+        ...
+
+    def rewind(self, length: int) -> None:
+        """Go back to the first `length` positions, which `can_rewind` allows. For the compute thread."""
         ...
 
 
@@ -81,7 +89,7 @@ def check_epoch(held: Session, step: Step | Fork) -> None:
 
 
 def check_new(held: Session, step: Step) -> None:
-    """Refuse a prefill that has been applied.
+    """Refuse a prefill, or a decode that goes back, that has been applied: no position tells.
 
     Raises:
         StepFailed: `duplicate_step`.
@@ -95,12 +103,26 @@ def check_new(held: Session, step: Step) -> None:
         )
 
 
+def check_rewind(step: Step, held: Session) -> None:
+    """Refuse to go back where the cache no longer has what came before; the session stays as it is.
+
+    Raises:
+        CacheMissed: `not_rewindable`.
+    """
+    if step.rewind_from is not None and not held.cache.can_rewind(step.past_len):
+        raise CacheMissed("not_rewindable", session=held.session, held_len=held.length)
+
+
 def mismatch(held: Session, step: Step | Fork) -> CacheMissReason | None:
     """Why this is not what a decode or a fork names; None when it is."""
     if step.model != held.model:
         return "model_mismatch"
     if step.layers != held.layers:
         return "range_mismatch"
-    if step.past_len != held.length:
-        return "past_len_mismatch"
-    return None
+    return None if _held_len(step) == held.length else "past_len_mismatch"
+
+
+def _held_len(step: Step | Fork) -> int:
+    """How many positions it says that the session holds."""
+    rewind_from = step.rewind_from if isinstance(step, Step) else None
+    return step.past_len if rewind_from is None else rewind_from

@@ -15,12 +15,13 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
 )
 from transformers.configuration_utils import PreTrainedConfig
 
-from shard.kv_layers import AbsentLayer, GrowingLayer, WindowLayer
+from shard.kv_layers import AbsentLayer, GrowingLayer, IndexedLayer, WindowLayer
 from shared.layers import LayerRange
 
 
@@ -100,6 +101,27 @@ class StageCache:
             other.slots = copy.deepcopy(self.slots)
         return other
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether sessions can go back: every slot holds positions. States have no way back."""
+        return all(isinstance(slot, _Rewindable | DummyLayer) for slot in self.slots.layers)
+
+    def can_rewind(self, length: int) -> bool:
+        """Whether all slots can go back to their first `length` positions, and continue from there."""
+        return length <= self.length and all(_can_truncate(slot, length) for slot in self.slots.layers)
+
+    def rewind(self, length: int) -> None:
+        """Go back to the first `length` positions.
+
+        Raises:
+            ValueError: Unless `can_rewind`; nothing has changed then.
+        """
+        if not self.can_rewind(length):
+            raise ValueError(f"a cache of {self.length} positions cannot go back to {length}")
+        for slot in self.slots.layers:
+            _truncate(slot, length)
+        self.length = length
+
     def begin(self) -> RangeCache:
         """The cache to run a step with."""
         self.slots.past_len = self.length
@@ -113,13 +135,14 @@ class StageCache:
         """A step has failed somewhere: put the slots back to `length` positions, or be damaged."""
         self.length = length
         for slot in self.slots.layers:
-            if not self._put_back(slot):
+            if _can_truncate(slot, length):
+                _truncate(slot, length)
+            else:
                 self.damaged = True
 
-    def _put_back(self, slot: Any) -> bool:
-        if isinstance(slot, GrowingLayer | WindowLayer):
-            return slot.truncate(self.length)
-        return not any(True for _ in _tensors(slot))
+
+_Rewindable = GrowingLayer | WindowLayer | IndexedLayer
+"""Slots that hold positions, and can forget the last of them."""
 
 
 def _choose_slot(slot: Any, *, held: bool) -> Any:
@@ -129,7 +152,30 @@ def _choose_slot(slot: Any, *, held: bool) -> Any:
         return GrowingLayer()
     if type(slot) is DynamicSlidingWindowLayer:
         return WindowLayer(slot.sliding_window)
+    if type(slot) is DynamicIndexedLayer:
+        return IndexedLayer()
     return slot
+
+
+def _can_truncate(slot: Any, length: int) -> bool:
+    """Whether a slot can forget positions; one that counts none can only if it is empty."""
+    if isinstance(slot, _Rewindable):
+        return slot.can_truncate(length)
+    return all(tensor is _shared_positions(slot) for tensor in _tensors(slot))
+
+
+def _truncate(slot: Any, length: int) -> None:
+    if isinstance(slot, _Rewindable):
+        slot.truncate(length)
+    positions = _shared_positions(slot)
+    if positions is not None and length < positions.shape[-1]:
+        slot.indexer_position_ids = positions.narrow(-1, 0, length)
+
+
+def _shared_positions(slot: Any) -> torch.Tensor | None:
+    """Position ids ``[..., T]`` that a model keeps for all its indexers in one slot, wherever its layer is."""
+    positions: torch.Tensor | None = getattr(slot, "indexer_position_ids", None)
+    return positions
 
 
 def _is_opaque(slot: Any) -> bool:

@@ -104,6 +104,11 @@ class StageRunner:
         return tuple(name for name in SAMPLING_FIELDS if name != "grammar" or self._grammars.can_follow)
 
     @property
+    def rewinds(self) -> bool:
+        """Whether its caches can go back."""
+        return self._stage.new_cache().rewinds
+
+    @property
     def features(self) -> tuple[str, ...]:
         """A last hop scores and embeds."""
         return ("score", "embed") if self._stage.is_last else ()

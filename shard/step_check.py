@@ -21,6 +21,8 @@ def check_lengths(step: Step, positions_max: int) -> None:
         raise bad_step("new_len", f"must be from 1 to {STEP_POSITIONS_MAX}, got {step.new_len}")
     if step.cache != "decode" and step.past_len:
         raise bad_step("past_len", f"must be 0 unless the step decodes, got {step.past_len}")
+    if step.rewind_from is not None and (step.cache != "decode" or step.rewind_from < step.past_len):
+        raise bad_step("rewind_from", f"must be at least past_len {step.past_len}, on a decode, got {step.rewind_from}")
     if step.output_len is not None and step.output_len > step.new_len:
         raise bad_step("output_len", f"must be at most new_len {step.new_len}, got {step.output_len}")
     if step.past_len + step.new_len > positions_max:

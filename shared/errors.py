@@ -14,6 +14,7 @@ CacheMissReason = Literal[
     "expired",
     "evicted",
     "past_len_mismatch",
+    "not_rewindable",
     "range_mismatch",
     "model_mismatch",
     "disabled",

@@ -141,8 +141,8 @@ class SamplingParams(Struct):
 
 SAMPLING_FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(SamplingParams))
 """What this version's sampler honours; a node announces it, so that a gateway never asks for more."""
-FEATURES: tuple[str, ...] = ("fork", "score", "embed")
-"""What a node can do beyond plain steps: copy a session, score given tokens, give embeddings."""
+FEATURES: tuple[str, ...] = ("fork", "rewind", "score", "embed")
+"""What a node can do beyond plain steps: copy a session, drop its last positions, score, give embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +370,9 @@ class Step(Message):
         step_index: Number of this pass, unique within the session.
         epoch: Rises with every replay or re-route; a node refuses an epoch below the one it holds.
         cache: `prefill` creates or replaces the session, `decode` continues it, absent is stateless.
-        past_len: Positions the node must hold before this step; 0 unless `decode`.
+        past_len: Positions that come before this step, and that the node must hold; 0 unless `decode`.
+        rewind_from: On `decode`: the node must hold so many positions, and drops those from `past_len` on before the
+            step. Absent, it must hold exactly `past_len`, as a node that does not know this field demands anyway.
         new_len: Positions that enter now.
         layers: The range the sender believes the node holds.
         model: The model's fingerprint.
@@ -389,6 +391,7 @@ class Step(Message):
     epoch: int = optional(COUNT, 0)
     cache: CacheMode | None = optional(one_of(("prefill", "decode")))
     past_len: int = optional(COUNT, 0)
+    rewind_from: int | None = optional(COUNT)
     new_len: int = optional(COUNT, 1)
     layers: LayerRange = required(LAYERS)
     model: str = required(NAME)

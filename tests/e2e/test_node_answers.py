@@ -124,10 +124,10 @@ async def rebuild(client: NodeClient, sampling: SamplingParams, tokens: list[int
 
 async def test_features_are_announced(client: NodeClient, tiny_model: TinyModels) -> None:
     """What a last hop can do, and what one that is not last can."""
-    assert client.info.features == ("fork", "score", "embed")
+    assert client.info.features == ("fork", "rewind", "score", "embed")
     assert client.info.sampling == SAMPLING_FIELDS
     async with running(tiny_model("qwen2"), "0:3") as first, connected(first.url) as head:  # type: ignore[attr-defined]
-        assert head.info.features == ("fork",)
+        assert head.info.features == ("fork", "rewind")
 
 
 @pytest.mark.parametrize("sampling", [EVERYTHING, JSON], ids=["everything", "grammar"])

@@ -9,12 +9,16 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from structlog.testing import capture_logs
 
-from tests.support.architectures import causal_model_types
+from shard.kv_layers import AbsentLayer
+from shard.model_kind import read_kind
+from shard.session_cache import StageCache
+from tests.support.architectures import NUM_LAYERS, causal_model_types, tiny_config
 from tests.support.models_docs import PAGE, documented_lines, documented_release, render
-from tests.support.parity_case import judge
+from tests.support.parity_case import choose_cuts, judge, ranges_between
 
 ONE_OF_EACH = (
     "bart",  # an encoder-decoder
@@ -38,6 +42,39 @@ def test_an_architecture_is_what_the_page_says(model_type: str, tmp_path: Path) 
         line = judge(model_type, tmp_path).as_line()
     if transformers.__version__ == documented_release():
         assert line == documented_lines()[model_type], "stale: run `make models`"
+
+
+@pytest.mark.parametrize("model_type", ["bamba", "qwen3_5", "qwen3_next"])
+def test_some_node_holds_states_alone(model_type: str) -> None:
+    """Also one of several layers: nothing there counts positions."""
+    config = tiny_config(model_type).get_text_config(decoder=True)
+    for cut in choose_cuts({}):
+        caches = [StageCache(config, layers) for layers in ranges_between(cut)]
+        kinds = [
+            {type(slot).__name__ for slot in cache.slots.layers if not isinstance(slot, AbsentLayer)}
+            for cache in caches
+        ]
+        assert {"LinearAttentionLayer"} in kinds, cut
+        assert any("GrowingLayer" in each for each in kinds), cut
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe"])
+def test_some_cut_parts_dense_layers_from_mixtures_of_experts(model_type: str, tmp_path: Path) -> None:
+    """A node of dense layers alone, before nodes of experts alone."""
+    tiny_config(model_type).save_pretrained(tmp_path)
+    kind = read_kind(tmp_path)
+    with torch.device("meta"):
+        layers = kind.model_class(kind.config).model.layers
+    kinds = [type(layer.mlp).__name__ for layer in layers]
+    assert len(set(kinds)) == 2
+    for cut in choose_cuts({}):
+        assert all(len(set(kinds[each.start : each.end])) == 1 for each in ranges_between(cut)), cut
+
+
+def test_some_nodes_hold_one_layer_each() -> None:
+    """And some several."""
+    lens = [[len(layers) for layers in ranges_between(cut)] for cut in choose_cuts({})]
+    assert lens == [[2] * (NUM_LAYERS // 2), [1] * NUM_LAYERS]
 
 
 @pytest.mark.skipif(transformers.__version__ != documented_release(), reason="docs/models.md is of another release")

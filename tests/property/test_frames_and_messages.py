@@ -122,10 +122,10 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     "load_progress": st.builds(LoadProgress, done_bytes=counts, total_bytes=counts),
     "loaded": st.builds(Loaded, node=node_infos, error=st.none() | text),
     "step": st.builds(
-        Step, **step_ids, cache=st.sampled_from([None, "prefill", "decode"]), past_len=counts, new_len=counts,
-        layers=layer_ranges, model=ids, output_len=optional_counts, sampling=st.none() | sampling_params,
-        route=st.none() | routes(), score=st.none() | st.integers(0, LOGPROBS_MAX),
-        pool=st.none() | st.sampled_from(get_args(Pooling)),
+        Step, **step_ids, cache=st.sampled_from([None, "prefill", "decode"]), past_len=counts,
+        rewind_from=optional_counts, new_len=counts, layers=layer_ranges, model=ids, output_len=optional_counts,
+        sampling=st.none() | sampling_params, route=st.none() | routes(),
+        score=st.none() | st.integers(0, LOGPROBS_MAX), pool=st.none() | st.sampled_from(get_args(Pooling)),
     ),
     "step_result": st.builds(
         StepResult, **step_ids, cached=st.booleans(), token_ids=st.none() | st.lists(counts, max_size=4).map(tuple),

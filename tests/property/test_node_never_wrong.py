@@ -175,6 +175,27 @@ class NodeMachine(RuleBasedStateMachine):
         elif past_len != len(held):
             assert isinstance(message, CacheMiss)
 
+    @rule(
+        session=SESSIONS,
+        ids=IDS,
+        kept=st.integers(0, 12),
+        wrong_by=st.sampled_from([0, 0, 0, 1, -1]),
+        fault=FAULTS,
+    )
+    def rewind(self, session: str, ids: list[int], kept: int, wrong_by: int, fault: Fault) -> None:
+        """Drop the last positions and go on from there; only from exactly what is held, and only once."""
+        held = self.sent.get(session, [])
+        past_len, rewind_from = min(kept, len(held)), max(0, len(held) + wrong_by)
+        step = dataclasses.replace(self.step(session, ids, "decode", past_len), rewind_from=rewind_from)
+        history = held[:past_len] + ids
+        answer = self.ask(step, ids, fault)
+        if rewind_from != len(held):
+            assert not isinstance(answer, StepResult)
+        if not self.check(answer, history, self.drawn.get(session, PLAIN)):
+            return
+        self.sent[session] = history
+        assert not isinstance(self.ask(step, ids, "none"), StepResult)
+
     @rule(session=SESSIONS)
     def raise_epoch(self, session: str) -> None:
         """Another hop was rebuilt."""

@@ -27,11 +27,13 @@ CANCEL_POLL_S = 0.005
 
 @dataclass(slots=True)
 class FakeCache:
-    """The running hashes of a range's layers."""
+    """The running hashes of a range's layers, and what they were at each position."""
 
     states: list[int]
     bytes_per_token: int
     length: int = 0
+    rewinds: bool = True
+    past: list[list[int]] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -40,7 +42,19 @@ class FakeCache:
 
     def copy(self) -> FakeCache:
         """One of its own."""
-        return FakeCache(list(self.states), self.bytes_per_token, self.length)
+        return FakeCache(list(self.states), self.bytes_per_token, self.length, self.rewinds, list(self.past))
+
+    def can_rewind(self, length: int) -> bool:
+        """As a stage that can or cannot."""
+        return self.rewinds and length <= self.length
+
+    def rewind(self, length: int) -> None:
+        """Go back."""
+        if not self.can_rewind(length):
+            raise ValueError(f"cannot go back to {length}")
+        del self.past[length:]
+        self.states = list(self.past[-1]) if self.past else [0] * len(self.states)
+        self.length = length
 
 
 class FakeMatcher:
@@ -67,6 +81,7 @@ class FakeRunner:
         supports_kv_cache: As a model whose layers reject a cache.
         needs_token_ids: As a model that wants ids on every hop.
         refused_cuts: As a model whose layers share something.
+        rewinds: False is a model with a state that has no way back.
         text_tail: As an old tail: `text` instead of `token_ids`; see `text_of`.
         before: Called with each step on the compute thread before it is computed; may raise or block.
     """
@@ -78,6 +93,7 @@ class FakeRunner:
     position_s: float = 0.0
     supports_kv_cache: bool = True
     text_tail: bool = False
+    rewinds: bool = True
     needs_token_ids: bool = False
     refused_cuts: tuple[int, ...] = ()
     context_len: int = 0
@@ -121,7 +137,7 @@ class FakeRunner:
 
     def new_cache(self) -> FakeCache:
         """An empty cache."""
-        return FakeCache([0] * len(self.layers), self.kv_bytes_per_token)
+        return FakeCache([0] * len(self.layers), self.kv_bytes_per_token, rewinds=self.rewinds)
 
     def check(self, step: Step, tensors: Mapping[str, WireTensor]) -> None:
         """As a real stage: the right tensor in the right shape."""
@@ -155,9 +171,12 @@ class FakeRunner:
         values = (
             read_hidden(each.tensors["hidden_states"]) if self.layers.start else read_ids(each.tensors["token_ids"])
         )
+        by_layer = []
         for index, layer in enumerate(range(self.layers.start, self.layers.end)):
             values = run_layer(layer, cache.states[index], values)
             cache.states[index] = values[-1]
+            by_layer.append(values)
+        cache.past += [list(states) for states in zip(*by_layer, strict=True)]
         cache.length += step.new_len
         if each.history is not None and self._whole_model(each.history) != values[-1]:
             raise ValueError("the history is not of the tokens that the hidden states are of")

@@ -21,7 +21,7 @@ from tests.support.parity_case import judge
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 QUIET = 50
 """Above all that a load logs."""
-HEADER = "| `model_type` | caches | cuts refused | verdict |"
+HEADER = "| `model_type` | caches | rewind | cuts refused | verdict |"
 
 
 def render(lines: Iterable[str]) -> str:
@@ -36,8 +36,9 @@ def render(lines: Iterable[str]) -> str:
 
 Every causal language model of transformers {transformers.__version__}, {len(rows)} model types. Of each that is served,
 a tiny one with random weights was built from its config, cut in three and into as many nodes as it allows, and compared
-in float32 with the whole in transformers: a prefill and thirteen decode steps, across the edge of sliding windows. No
-logit differed by more than 10⁻⁴. `make models` writes this page; the tests fail when it is not what they find.
+in float32 with the whole in transformers: a prefill and thirteen decode steps, across the edge of sliding windows, then
+six more with other tokens from four positions before. No logit differed by more than 10⁻⁴. `make models` writes this
+page; the tests fail when it is not what they find.
 
 {len(rows) - len(refused)} are served, {len(alone)} of them by one node alone, {len(stateless)} without a cache: every
 step then computes all positions again. {len(refused)} are refused, with the reason given here, before a node reads any
@@ -45,12 +46,14 @@ weight.
 
 - *caches*: `full` keeps every position, `window` those of a sliding window or chunk, `indexed` every position and what
   an indexer needs, `linear state` the same few numbers however long the text; others are named as in transformers.
+- *rewind*: how many positions a session's cache can drop to go on from there. *some nodes* can: those with attention
+  alone, while a recurrent or compressed state has no way back, and is rebuilt.
 - *cuts refused*: in the tiny model of six layers, the layers that no node may begin with, and why. `GET /mesh` gives
   them for the real one, as `refused_cuts`. Empty: it can be cut anywhere.
 - Of models that also see or hear, the text part is served.
 
 {HEADER}
-|---|---|---|---|
+|---|---|---|---|---|
 {table}
 """
 

@@ -1,14 +1,15 @@
 """One architecture's parity: the whole model, and the same cut into nodes, taking the same steps.
 
 `judge` builds a tiny model, finds out whether it is served and how, compares what the cut model says with what
-transformers says of the whole, and gives the row that docs/models.md has of it.
+transformers says of the whole, goes back some positions and compares again, and gives the row that docs/models.md has
+of it.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, PreTrainedModel
 
-from shard.kv_layers import AbsentLayer
+from shard.kv_layers import REWIND_KEPT, AbsentLayer, WindowLayer
 from shard.loader import load_stage, read_refused_cuts
 from shard.model_kind import read_kind
 from shard.stage import Stage, StageInput
@@ -28,6 +29,10 @@ TOLERANCE = 1e-4
 """Largest difference between logits, in float32."""
 STEPS = (WINDOW - 2, *(1,) * 13)
 """A prefill, then decode steps across the edge of a sliding window and of a chunk."""
+BACK_TO = sum(STEPS) - 4
+"""Where the cut models then go back to; the window has moved on by then."""
+STEPS_AFTER = (WINDOW - 2, *(1,) * (BACK_TO - WINDOW + 2 + 6))
+"""What the whole takes in their place: the same, and six other tokens from there on."""
 LARGEST = 1_500_000
 """Parameters of a model that is still tiny; what is larger has a field that was not shrunk."""
 GAIN = 4.0
@@ -41,7 +46,7 @@ RECENT = 4
 CACHE_NAMES: Mapping[str, str] = {
     "GrowingLayer": "full",
     "WindowLayer": "window",
-    "DynamicIndexedLayer": "indexed",
+    "IndexedLayer": "indexed",
     "LinearAttentionLayer": "linear state",
     "LinearAttentionAndFullAttentionLayer": "linear state + full",
     "LinearAttentionAndSlidingWindowAttentionLayer": "linear state + window",
@@ -55,18 +60,20 @@ class Row:
     Args:
         model_type: As config.json names it.
         caches: Kinds of slots that its layers have.
+        rewind: How far a session can go back.
         cuts: Where it cannot be cut, in the tiny model of six layers, and why.
         verdict: ``served``, or the reason why not or not fully.
     """
 
     model_type: str
     caches: str
+    rewind: str
     cuts: str
     verdict: str
 
     def as_line(self) -> str:
         """A line of the table."""
-        return f"| `{self.model_type}` | {self.caches} | {self.cuts} | {self.verdict} |"
+        return f"| `{self.model_type}` | {self.caches} | {self.rewind} | {self.cuts} | {self.verdict} |"
 
 
 def judge(model_type: str, folder: Path) -> Row:
@@ -81,20 +88,30 @@ def judge(model_type: str, folder: Path) -> Row:
     try:
         refused_cuts = read_refused_cuts(folder)  # there are no weights yet to read
     except LoadFailed as error:
-        return Row(model_type, "", "", f"refused: {_one_line(error.message)}")
+        return Row(model_type, "", "", "", f"refused: {_one_line(error.message)}")
     whole = build_whole(folder)
-    cuts = [_range_of(bounds) for bounds in choose_cuts(refused_cuts)]
+    cuts = [ranges_between(bounds) for bounds in choose_cuts(refused_cuts)]
     stages = [[load_stage(folder, layers, device="cpu") for layers in cut] for cut in cuts]
     reasons = [stage.no_cache_reason for cut in stages for stage in cut if not stage.supports_kv_cache]
     token_ids = torch.randint(3, VOCAB_SIZE, (1, sum(STEPS)), generator=torch.Generator().manual_seed(7))
-    expected = reference(whole, token_ids, cached=not reasons)
+    expected = reference(whole, token_ids, STEPS, cached=not reasons)
     assert _change(whole, token_ids) >= DEPENDENCE, "logits that hardly depend on earlier tokens prove little"
+    ids_after = torch.cat((token_ids[:, :BACK_TO], token_ids[:, : sum(STEPS_AFTER) - BACK_TO]), dim=1)
+    expected_after = [] if reasons else reference(whole, ids_after, STEPS_AFTER, cached=True)
     for cut in stages:
-        ours = run_mesh(cut, token_ids, cached=not reasons)
-        difference = max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
-        assert difference <= TOLERANCE, f"{[str(stage.layers) for stage in cut]} differ by {difference}"
-    caches = "none" if reasons else _describe_caches(stages[0])
-    return Row(model_type, caches, _describe_cuts(refused_cuts), _verdict(refused_cuts, reasons))
+        mesh = CutModel(cut, cached=not reasons)
+        _compare(mesh, [mesh.step(token_ids, new_len) for new_len in STEPS], expected)
+        if not reasons:
+            mesh.go_back(BACK_TO)
+            after = [mesh.step(ids_after, 1) for _ in range(sum(STEPS_AFTER) - BACK_TO)]
+            _compare(mesh, after, expected_after[-len(after) :])
+    caches, rewind = ("none", "") if reasons else (_describe_caches(stages[0]), _describe_rewind(stages[1]))
+    return Row(model_type, caches, rewind, _describe_cuts(refused_cuts), _verdict(refused_cuts, reasons))
+
+
+def _compare(mesh: CutModel, ours: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    difference = max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
+    assert difference <= TOLERANCE, f"{[str(stage.layers) for stage in mesh.stages]} differ by {difference}"
 
 
 def build_whole(folder: Path) -> PreTrainedModel:
@@ -130,22 +147,25 @@ def choose_cuts(refused: Mapping[int, str]) -> list[tuple[int, ...]]:
     """In three as evenly as can be, and in as many nodes as there can be: single layers, each kind by itself."""
     allowed = [cut for cut in range(1, NUM_LAYERS) if cut not in refused]
     near = sorted(allowed, key=lambda cut: min(abs(cut - 2), abs(cut - 4)))[:2]
-    return [(0, *cuts, NUM_LAYERS) for cuts in dict.fromkeys((tuple(sorted(near)), tuple(allowed)))]
+    return [(0, *cuts, NUM_LAYERS) for cuts in (tuple(sorted(near)), tuple(allowed))]
 
 
-def _range_of(bounds: Sequence[int]) -> list[LayerRange]:
+def ranges_between(bounds: Sequence[int]) -> list[LayerRange]:
+    """The layer ranges between these cuts."""
     return [LayerRange(start, end) for start, end in pairwise(bounds)]
 
 
-def reference(model: PreTrainedModel, token_ids: torch.Tensor, *, cached: bool) -> list[torch.Tensor]:
-    """Logits after each of `STEPS`, from transformers alone; positions are given as `generate` gives them."""
+def reference(
+    model: PreTrainedModel, token_ids: torch.Tensor, steps: Sequence[int], *, cached: bool
+) -> list[torch.Tensor]:
+    """Logits after each of the steps, from transformers alone; positions are given as `generate` gives them."""
     names = inspect.signature(model.forward).parameters
     cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in names), None)
     cache = DynamicCache(config=model.config) if cached else None
     logits = []
     with torch.no_grad():
         gives_positions = "position_ids" in names and _positions_are_from_zero(model, token_ids)
-        for start, end in pairwise(accumulate(STEPS, initial=0)):
+        for start, end in pairwise(accumulate(steps, initial=0)):
             first = start if cached else 0
             extra = {"position_ids": torch.arange(first, end).unsqueeze(0)} if gives_positions else {}
             if cached and cache_name:
@@ -169,25 +189,64 @@ def _positions_are_from_zero(model: PreTrainedModel, token_ids: torch.Tensor) ->
     return torch.allclose(model(token_ids).logits, model(token_ids, position_ids=positions).logits, atol=1e-5)
 
 
-def run_mesh(stages: Sequence[Stage], token_ids: torch.Tensor, *, cached: bool) -> list[torch.Tensor]:
-    """Logits after each of `STEPS`, from stages in a row; ids go only where they are needed."""
-    caches = [stage.new_cache() if cached else None for stage in stages]
-    logits = []
-    for start, end in pairwise(accumulate(STEPS, initial=0)):
-        first = start if cached else 0
+class CutModel:
+    """Stages in a row, each with its cache and a journal of what it was given, as a gateway keeps it.
+
+    Args:
+        stages: They cover the model.
+        cached: Without, every step enters all positions again.
+    """
+
+    def __init__(self, stages: Sequence[Stage], *, cached: bool) -> None:
+        self.stages = stages
+        self._caches = [stage.new_cache() if cached else None for stage in stages]
+        self._journals: list[list[StageInput]] = [[] for _ in stages]
+        self._length = 0
+
+    def step(self, token_ids: torch.Tensor, new_len: int) -> torch.Tensor:
+        """Logits after the next positions of these ids, which go only to stages that need them."""
+        self._length += new_len
         passed_on: torch.Tensor | None = None
-        for stage, cache in zip(stages, caches, strict=True):
-            ids = token_ids[:, first:end] if stage.is_first or stage.needs_token_ids else None
-            passed_on = stage.run(StageInput(token_ids=ids, hidden_states=passed_on, cache=cache, past_len=first))
+        for stage, cache, journal in zip(self.stages, self._caches, self._journals, strict=True):
+            first = self._length - new_len if cache else 0
+            ids = token_ids[:, first : self._length] if stage.is_first or stage.needs_token_ids else None
+            journal.append(StageInput(token_ids=ids, hidden_states=passed_on, cache=cache, past_len=first))
+            passed_on = stage.run(journal[-1])
         assert passed_on is not None
-        logits.append(passed_on)
-    return logits
+        return passed_on
+
+    def go_back(self, length: int) -> None:
+        """To the first positions, up to where a step ended: by the cache where it can, else from the journal."""
+        for i, (stage, cache) in enumerate(zip(self.stages, self._caches, strict=True)):
+            assert cache is not None
+            assert cache.can_rewind(length) == cache.rewinds, f"{stage.layers} announces something else"
+            self._journals[i] = [item for item in self._journals[i] if item.past_len < length]
+            if cache.rewinds:
+                cache.rewind(length)
+            else:
+                self._replay(i)
+        self._length = length
+
+    def _replay(self, i: int) -> None:
+        cache = self._caches[i] = self.stages[i].new_cache()
+        self._journals[i] = [replace(item, cache=cache) for item in self._journals[i]]
+        for item in self._journals[i]:
+            self.stages[i].run(item)
 
 
 def _describe_caches(stages: Sequence[Stage]) -> str:
     slots = [slot for stage in stages for slot in stage.new_cache().slots.layers if not isinstance(slot, AbsentLayer)]
     names = [CACHE_NAMES.get(type(slot).__name__, _as_words(type(slot).__name__)) for slot in slots]
     return ", ".join(dict.fromkeys(name for name in names if name != "none"))
+
+
+def _describe_rewind(stages: Sequence[Stage]) -> str:
+    """Of as many nodes as there can be."""
+    caches = [stage.new_cache() for stage in stages]
+    if not all(cache.rewinds for cache in caches):
+        return "some nodes" if any(cache.rewinds for cache in caches) else "no"
+    has_window = any(isinstance(slot, WindowLayer) for cache in caches for slot in cache.slots.layers)
+    return f"{REWIND_KEPT} or more" if has_window else "any"
 
 
 def _as_words(name: str) -> str:

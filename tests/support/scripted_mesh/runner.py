@@ -43,6 +43,14 @@ class IdCache:
         """One of its own."""
         return IdCache(list(self.ids))
 
+    def can_rewind(self, length: int) -> bool:
+        """To any position."""
+        return length <= self.length
+
+    def rewind(self, length: int) -> None:
+        """Go back."""
+        del self.ids[length:]
+
 
 @dataclass(kw_only=True)
 class ScriptedRunner:
@@ -71,6 +79,7 @@ class ScriptedRunner:
     kv_bytes_per_token: int = 1
     needs_token_ids: bool = False
     refused_cuts: tuple[int, ...] = ()
+    rewinds: bool = True
 
     @property
     def returns_token_ids(self) -> bool:

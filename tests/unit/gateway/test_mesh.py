@@ -140,7 +140,7 @@ async def test_the_snapshot_is_json_and_shows_what_happened() -> None:
     ]
     node = snapshot["nodes"][1]
     assert (node["id"], node["pid"], node["layers"], node["state"]) == ("b", 1000, [2, 4], "ready")
-    assert (node["context_len"], node["features"]) == (0, ["fork", "score", "embed"])
+    assert (node["context_len"], node["features"]) == (0, ["fork", "rewind", "score", "embed"])
     assert node["steps"] == {"prefill": 2, "decode": 9, "stateless": 0}
     assert node["sessions"] == 0
     assert node["link"]["connected"] is True

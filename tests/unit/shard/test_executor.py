@@ -319,3 +319,96 @@ def test_times_are_reported() -> None:
     message = bench.executor.run([item])[0].message
     assert isinstance(message, StepResult)
     assert message.queue_us == 250_000
+
+
+def test_going_back_gives_the_tokens_of_what_is_left() -> None:
+    """As if what was dropped had never been there; what is held afterwards is what a plain decode must name."""
+    bench = Bench()
+    bench.result(prefill(), [5, 6, 7])
+    bench.result(decode(3, new_len=4), [1, 2, 3, 4])
+    result = bench.result(decode(4, rewind_from=7, step_index=8, new_len=2), [8, 9])
+    assert result.token_ids == tuple(expected_tokens([5, 6, 7, 1, 8, 9], 1, num_layers=2))
+    assert bench.result(decode(6, step_index=9), [3]).token_ids == tuple(
+        expected_tokens([5, 6, 7, 1, 8, 9, 3], 1, num_layers=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"past_len": 2}, "past_len_mismatch"),
+        ({"past_len": 2, "rewind_from": 4}, "past_len_mismatch"),
+        ({"past_len": 2, "rewind_from": 2}, "past_len_mismatch"),
+    ],
+)
+def test_going_back_must_be_asked_for_exactly(fields: dict[str, int], reason: str) -> None:
+    """A node never guesses: it must hold what the step says that it holds, and the step must say so."""
+    bench = Bench()
+    bench.result(prefill(), [5, 6, 7])
+    answer = bench.answer(decode(**{"step_index": 1, **fields}))
+    assert isinstance(answer, CacheMiss)
+    assert (answer.reason, answer.held_len) == (reason, 3)
+    assert bench.result(decode(3), [1]).token_ids == tuple(expected_tokens([5, 6, 7, 1], 1, num_layers=2))
+
+
+def test_a_cache_that_cannot_go_back_is_a_miss_and_stays() -> None:
+    """The session is as it was, and goes on from where it is."""
+    bench = Bench(FakeRunner(WHOLE, 2, rewinds=False))
+    bench.result(prefill(), [5, 6, 7])
+    answer = bench.answer(decode(2, rewind_from=3, step_index=4))
+    assert isinstance(answer, CacheMiss)
+    assert (answer.reason, answer.held_len) == ("not_rewindable", 3)
+    assert bench.result(decode(3), [1]).token_ids == tuple(expected_tokens([5, 6, 7, 1], 1, num_layers=2))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cache": "prefill", "past_len": 0}, {"cache": None, "past_len": 0}, {"past_len": 4}]
+)
+def test_going_back_belongs_to_a_decode_and_goes_back(fields: dict[str, object]) -> None:
+    """Anything else that carries the field is wrong, and the session stays."""
+    bench = Bench()
+    bench.result(prefill(), [5, 6, 7])
+    error = bench.error(decode(**{"past_len": 2, "rewind_from": 3, "step_index": 4, "sampling": GREEDY, **fields}))
+    assert error.code == "bad_step"
+    assert error.message.startswith("rewind_from must be at least past_len")
+    assert bench.result(decode(3, step_index=5), [1]).cached
+
+
+def test_a_refused_step_that_goes_back_leaves_the_session() -> None:
+    """Dropping and computing are one: where nothing is computed nothing is dropped, the history neither."""
+    bench = Bench()
+    sampling = SamplingParams(temperature=0.0, presence_penalty=1.0)
+    bench.result(prefill(sampling=sampling), [5, 6, 7])
+    assert bench.error(decode(2, rewind_from=3, step_index=4), [2000]).code == "bad_step"
+    expected = expected_tokens([5, 6, 7, 1], 1, num_layers=2, sampling=sampling)
+    assert bench.result(decode(3, step_index=5), [1]).token_ids == tuple(expected)
+
+
+def test_a_step_that_goes_back_and_fails_loses_the_session() -> None:
+    """What was dropped is gone, and what was to come is not there."""
+    bench = Bench(FakeRunner(WHOLE, 2, before=failing(StepFailed("boom", "it broke"))))
+    bench.result(prefill())
+    assert bench.error(decode(2, rewind_from=3, step_index=1)).code == "boom"
+    assert not bench.store.holds("s")
+
+
+def test_a_step_that_goes_back_is_applied_once() -> None:
+    """Its second copy may find the very length that it names: the step's number tells."""
+    bench = Bench()
+    bench.result(prefill(), [5, 6, 7])
+    again = decode(2, rewind_from=3, step_index=4)
+    bench.result(again, [1])
+    bench.result(decode(2, rewind_from=3, step_index=5), [2])
+    assert bench.error(again, [1]).code == "duplicate_step"
+    expected = expected_tokens([5, 6, 2, 9], 1, num_layers=2)
+    assert bench.result(decode(3, step_index=6), [9]).token_ids == tuple(expected)
+
+
+def test_the_history_goes_back_too() -> None:
+    """A draw that depends on the tokens before does not remember those that were dropped."""
+    bench = Bench()
+    sampling = SamplingParams(temperature=0.0, presence_penalty=1.0)
+    bench.result(prefill(sampling=sampling), [5, 6, 7])
+    bench.result(decode(3, new_len=2), [1, 2])
+    result = bench.result(decode(4, rewind_from=5, step_index=6), [8])
+    assert result.token_ids == tuple(expected_tokens([5, 6, 7, 1, 8], 1, num_layers=2, sampling=sampling))

@@ -108,6 +108,7 @@ def test_unknown_session_is_a_miss(store: SessionStore) -> None:
     [
         ({"past_len": 3}, "past_len_mismatch"),
         ({"past_len": 5}, "past_len_mismatch"),
+        ({"past_len": 2, "rewind_from": 3}, "past_len_mismatch"),
         ({"layers": LayerRange(0, 2)}, "range_mismatch"),
         ({"model": "other"}, "model_mismatch"),
     ],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from shard.kv_layers import CAPACITY_MIN, WINDOW_SLACK, GrowingLayer, WindowLayer
+from shard.kv_layers import CAPACITY_MIN, REWIND_KEPT, WINDOW_SLACK, GrowingLayer, IndexedLayer, WindowLayer
 
 WINDOW = 8
 HEADS, HEAD_DIM = 2, 4
@@ -85,7 +85,8 @@ def test_truncating_forgets_the_last_positions(layer: GrowingLayer | WindowLayer
     kept, dropped, after = (states(new_len, generator) for new_len in (10, 5, 2))
     layer.update(*kept)
     layer.update(*dropped)
-    assert layer.truncate(10)
+    assert layer.can_truncate(10)
+    layer.truncate(10)
     assert layer.get_seq_length() == 10
     keys, _ = layer.update(*after)
     assert torch.equal(keys, torch.cat((kept[0], after[0]), dim=-2))
@@ -93,16 +94,62 @@ def test_truncating_forgets_the_last_positions(layer: GrowingLayer | WindowLayer
 
 def test_truncating_nothing_is_always_possible() -> None:
     """A slot that the failed step did not reach stays as it is, also an empty one."""
-    for layer in (GrowingLayer(), WindowLayer(WINDOW)):
-        assert layer.truncate(0)
+    for layer in (GrowingLayer(), WindowLayer(WINDOW), IndexedLayer()):
+        assert layer.can_truncate(0)
+        layer.truncate(0)
+        assert layer.get_seq_length() == 0
     layer = WindowLayer(WINDOW)
     layer.update(*states(50, torch.Generator()))
-    assert layer.truncate(50)
+    assert layer.can_truncate(50)
+    layer.truncate(50)
+    assert layer.get_seq_length() == 50
 
 
-def test_a_window_that_has_moved_cannot_go_back() -> None:
-    """Positions that have left are gone, and it says so."""
+@pytest.mark.parametrize("window", [2, WINDOW, 100])
+@pytest.mark.parametrize("steps", STEPS, ids=str)
+def test_a_window_goes_back_as_far_as_it_says(window: int, steps: tuple[int, ...]) -> None:
+    """From wherever it is: as far as `REWIND_KEPT` always. What follows sees what it would have seen at first."""
+    generator = torch.Generator().manual_seed(4)
+    everything = [states(new_len, generator) for new_len in steps]
+    keys, values = (torch.cat(parts, dim=-2) for parts in zip(*everything, strict=True))
+    length = keys.shape[-2]
+    after = states(3, generator)
+    for back in range(length + 1):
+        layer, reference = WindowLayer(window), DynamicSlidingWindowLayer(window)
+        for each in everything:
+            layer.update(*each)
+        kept = length - back
+        if not layer.can_truncate(kept):
+            assert back > REWIND_KEPT
+            break
+        layer.truncate(kept)
+        reference.update(keys[..., :kept, :], values[..., :kept, :])
+        assert layer.get_mask_sizes(3) == reference.get_mask_sizes(3)
+        for mine, theirs in zip(layer.update(*after), reference.update(*after), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_window_that_has_moved_far_cannot_go_back() -> None:
+    """Positions that have left long ago are gone, and it says so."""
     layer, generator = WindowLayer(WINDOW), torch.Generator()
-    layer.update(*states(WINDOW, generator))
-    layer.update(*states(1, generator))
-    assert not layer.truncate(WINDOW)
+    layer.update(*states(10 * WINDOW, generator))
+    assert layer.can_truncate(10 * WINDOW - REWIND_KEPT)
+    assert not layer.can_truncate(10 * WINDOW - REWIND_KEPT - 1)
+    assert not layer.can_truncate(0)
+
+
+def test_an_indexer_forgets_with_its_layer() -> None:
+    """Keys, values and the indexer's keys: what follows is joined to what is left."""
+    generator = torch.Generator().manual_seed(5)
+    layer, reference = IndexedLayer(), DynamicIndexedLayer()
+    kept, dropped, after = (states(new_len, generator) for new_len in (10, 5, 2))
+    kept_index, dropped_index, after_index = (torch.randn((1, n, HEAD_DIM), generator=generator) for n in (10, 5, 2))
+    for each, index in ((kept, kept_index), (dropped, dropped_index)):
+        layer.update(*each)
+        layer.update_indexer(index)
+    layer.truncate(10)
+    reference.update(*kept)
+    reference.update_indexer(kept_index)
+    for mine, theirs in zip(layer.update(*after), reference.update(*after), strict=True):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(layer.update_indexer(after_index), reference.update_indexer(after_index))

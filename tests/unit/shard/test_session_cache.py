@@ -13,6 +13,8 @@ from shared.layers import LayerRange
 from tests.support.tiny_models import KINDS, SLIDING_WINDOW, tiny_config
 
 KEYS = torch.ones(1, 2, 3, 8)
+WINDOW_MOVED = 10 * SLIDING_WINDOW
+"""Positions after which a window has left its first ones for good."""
 
 
 def kinds_of(cache: StageCache) -> list[type]:
@@ -103,7 +105,8 @@ def test_what_cannot_be_taken_back_is_damaged() -> None:
     linear.abort(0)
     assert linear.damaged
     window = StageCache(config("gemma3"), LayerRange(0, 1))
-    window.slots.update(torch.ones(1, 2, SLIDING_WINDOW + 1, 8), torch.ones(1, 2, SLIDING_WINDOW + 1, 8), 0)
+    long = torch.ones(1, 2, WINDOW_MOVED, 8)
+    window.slots.update(long, long, 0)
     window.abort(0)
     assert window.damaged
 
@@ -116,3 +119,46 @@ def test_a_slot_that_was_passed_over_is_found() -> None:
     assert cache.unused_slot() == 2
     cache.slots.update(KEYS, KEYS, 2)
     assert cache.unused_slot() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "rewinds"),
+    [
+        ("llama", LayerRange(0, 6), True),
+        ("gemma3", LayerRange(0, 6), True),
+        ("qwen3_next", LayerRange(0, 6), False),
+        ("qwen3_next", LayerRange(0, 2), False),
+        ("qwen3_next", LayerRange(2, 3), True),
+    ],
+    ids=str,
+)
+def test_what_can_go_back_is_known_before_anything_is_held(kind: str, layers: LayerRange, rewinds: bool) -> None:
+    """It depends on the layers of the range alone: the full attention of a hybrid can, its states cannot."""
+    assert StageCache(config(kind), layers).rewinds == rewinds
+
+
+def test_going_back_is_all_or_nothing() -> None:
+    """Where one slot cannot, none does; where all can, all do, and the length with them."""
+    cache = StageCache(config("gemma3"), LayerRange(1, 3))
+    for length in (WINDOW_MOVED, 1):
+        states = torch.ones(1, 2, length, 8)
+        for i in (1, 2):
+            cache.begin().update(states, states, i)
+        cache.commit(length)
+    assert not cache.can_rewind(3)
+    with pytest.raises(ValueError, match=f"{WINDOW_MOVED + 1} positions cannot go back to 3"):
+        cache.rewind(3)
+    assert [slot.get_seq_length() for slot in cache.slots.layers[1:3]] == [WINDOW_MOVED + 1] * 2
+    assert not cache.can_rewind(WINDOW_MOVED + 2)
+    cache.rewind(WINDOW_MOVED - 1)
+    assert cache.length == WINDOW_MOVED - 1
+    assert [slot.get_seq_length() for slot in cache.slots.layers[1:3]] == [WINDOW_MOVED - 1] * 2
+
+
+def test_positions_kept_for_all_indexers_go_back_too() -> None:
+    """A model keeps them in one slot, which may be of another node's layer."""
+    cache = StageCache(config("llama"), LayerRange(0, 1))
+    cache.slots.layers[3].indexer_position_ids = torch.arange(6).expand(4, 1, 6)
+    cache.length = 6
+    cache.rewind(4)
+    assert cache.slots.layers[3].indexer_position_ids.tolist() == [[[0, 1, 2, 3]]] * 4
