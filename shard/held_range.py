@@ -86,14 +86,23 @@ class Loading:
 
     Args:
         progress: Call it often: it raises `LoadStopped` when the range is not wanted any more.
-        check: As that, where there are no bytes to report.
+        cancelled: Whether that is so.
         make_room: Call it with the bytes of the weights and a function that measures the device's memory, before
             weights are read. May wait for the range held before to go; raises `LoadFailed` where there is no room.
     """
 
     progress: Progress
-    check: Callable[[], None]
+    cancelled: Callable[[], bool]
     make_room: Callable[[int, Callable[[], Room]], None]
+
+    def check(self) -> None:
+        """As `progress`, where there are no bytes to report.
+
+        Raises:
+            LoadStopped: The range is not wanted any more.
+        """
+        if self.cancelled():
+            raise LoadStopped("told to stop while loading")
 
 
 LoadRange = Callable[[Assignment, Loading], Runner]
@@ -164,6 +173,7 @@ class HeldRange:
         self._load_runner = load
         self._events = events
         self._unwanted = threading.Event()
+        self._loading = Loading(self._report, self._unwanted.is_set, self._make_room)
         self._memory_is_wanted = False
         self._progress_at = -LOAD_PROGRESS_INTERVAL_S
         self._progress_logged_at = -LOAD_LOG_INTERVAL_S
@@ -228,7 +238,7 @@ class HeldRange:
     # --- on the compute thread ---------------------------------------------------------------
 
     def _load(self) -> Executor:
-        runner = self._load_runner(self.assignment, Loading(self._report, self._check_wanted, self._make_room))
+        runner = self._load_runner(self.assignment, self._loading)
         if runner.layers != self.assignment.layers:
             raise ValueError(f"the stage holds {runner.layers}, not {self.assignment.layers}")
         if runner.num_layers != self.assignment.model.num_layers:
@@ -269,14 +279,10 @@ class HeldRange:
 
     def _make_room(self, weight_bytes: int, measure: Callable[[], Room]) -> None:
         self._events.make_room(self, weight_bytes, measure)
-        self._check_wanted()
-
-    def _check_wanted(self) -> None:
-        if self._unwanted.is_set():
-            raise LoadStopped("told to stop while loading")
+        self._loading.check()
 
     def _report(self, done_bytes: int, total_bytes: int) -> None:
-        self._check_wanted()
+        self._loading.check()
         now = self._clock.monotonic()
         if done_bytes < total_bytes and now - self._progress_at < LOAD_PROGRESS_INTERVAL_S:
             return
@@ -297,8 +303,8 @@ class HeldRange:
 
     def _loaded(self, error: Exception | None) -> None:
         """The exception goes no further: its traceback would keep alive what has been read."""
-        if isinstance(error, LoadStopped):
-            return
+        if error is not None and self._unwanted.is_set():
+            return  # whatever it was, it was asked for
         reason = None if error is None else _log_failure(error, self.assignment)
         self._memory_is_wanted = self._memory_is_wanted or error is not None
         self.call(lambda: self._events.on_loaded(self, reason))

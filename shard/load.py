@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from shard.held_range import Loading
 from shard.loader import load_stage
-from shard.machine import free_memory_bytes
+from shard.machine import free_memory_bytes, resident_bytes
 from shard.range_files import fetch_entries
 from shard.room import Room
 from shard.settings import NodeSettings
@@ -64,4 +63,4 @@ def measure_room(device: torch.device) -> Room:
         kept_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free_bytes = torch.cuda.mem_get_info(device)[0] + kept_bytes
         return Room(free_bytes, torch.cuda.memory_allocated(device))
-    return Room(free_memory_bytes(), int(psutil.Process().memory_info().rss))
+    return Room(free_memory_bytes(), resident_bytes())

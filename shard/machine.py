@@ -25,6 +25,11 @@ def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
     return max(0, min(available, limit - used))
 
 
+def resident_bytes() -> int:
+    """What this process has in memory."""
+    return int(psutil.Process().memory_info().rss)
+
+
 def _read_count(path: Path) -> int | None:
     """The number in a control group's file; None where there is none, or no limit (``max``)."""
     try:

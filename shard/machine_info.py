@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
-import psutil  # type: ignore[import-untyped]
 import structlog
 
 from shard.find_weights import local_models
-from shard.machine import free_memory_bytes
+from shard.machine import free_memory_bytes, resident_bytes
 from shard.settings import NodeSettings
 from shared.messages import MachineInfo
 
@@ -102,8 +101,7 @@ def _default_memory_bytes(figures: MachineFigures) -> int:
         import torch  # noqa: PLC0415 - only CUDA itself knows
 
         return int(torch.cuda.mem_get_info(figures.device)[0] * (1 - RESERVE_SHARE))
-    process_bytes = int(psutil.Process().memory_info().rss)
-    return process_bytes + int(free_memory_bytes() * (1 - RESERVE_SHARE))
+    return resident_bytes() + int(free_memory_bytes() * (1 - RESERVE_SHARE))
 
 
 def _key(settings: NodeSettings, environ: Mapping[str, str]) -> str:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-import psutil  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
 from shard import load as _loading  # noqa: F401 - what a node imports to load a range counts as its runtime
 from shard.device import DTYPES, choose_device
 from shard.linear import PackedLinear, can_pack
+from shard.machine import resident_bytes
 from shard.machine_info import MachineFigures
 
 CHAIN_BYTES = 256 * 1024 * 1024
@@ -52,7 +52,7 @@ def measure_machine(device: str, dtype: str, threads: int) -> MachineFigures:
     torch.set_num_threads(threads)
     where = choose_device(device).device
     kind = DTYPES["bfloat16" if dtype == "auto" else dtype]
-    process_bytes = int(psutil.Process().memory_info().rss)
+    process_bytes = resident_bytes()
     with torch.inference_mode():
         is_cuda = where.type == "cuda"
         decode_bytes_per_s = _measure(

@@ -259,10 +259,10 @@ class RangeKeeper:
         return None
 
     def _failed(self, assignment: Assignment, reason: str) -> list[Loaded]:
-        """That this range will not come, and what is still held."""
+        """That this range will not come, and why; and then what is still held."""
         info = replace(describe(assignment, self._node_id, self._limits), state="failed")
         failed = Loaded(node=info, error=reason)
-        return [failed, Loaded(node=self.held.info)] if self.held else [failed]
+        return [failed, Loaded(node=self.held.info, error=reason)] if self.held else [failed]
 
     def _fail(self, held: HeldRange, reason: str) -> None:
         held.become_failed()

@@ -15,7 +15,7 @@ from shared.layers import LayerRange
 from shared.messages import Drain, LoadProgress, Refused, Release, Unload
 from tests.support.fake_gateway import FakeGateway, JoinedNode, running_gateway
 from tests.support.fake_model import expected_tokens
-from tests.support.joining_node import MACHINE, FakeLoader, joining_node
+from tests.support.flexible_node import MACHINE, FakeLoader, joining_node
 from tests.support.node_client import connected
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -26,7 +26,7 @@ from shared.websocket import listen_options
 from tests.support.fake_node import FINGERPRINT
 from tests.support.node_client import NodeClient
 
-JOIN_TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 100.0
 """A node process imports and measures before it joins."""
 _UNASSIGNED = NodeInfo(node="unassigned", model="none", layers=LayerRange(0, 1), num_layers=1)
 

@@ -17,7 +17,7 @@ from shared.handshake import VERSIONS
 from shared.link import Link, accept, dial_over
 from shared.messages import Heartbeat, Hello, Welcome
 from tests.support.fake_clock import FakeClock
-from tests.support.joining_node import FakeLoader, create_service
+from tests.support.flexible_node import FakeLoader, create_service
 from tests.support.memory_link import MemoryTransport, create_memory_pair
 
 URL = "ws://gateway:8000/mesh"
