@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litestar import Request, Response, get
 from litestar.datastructures import State
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from gateway.file_response import FileResponse
@@ -13,7 +14,7 @@ from gateway.state import GatewayState
 
 
 @get(f"{MODEL_FILES_PATH}/{{fingerprint:str}}")
-async def list_model_files(request: Request[None, None, State], fingerprint: str) -> Response[bytes]:
+async def list_model_files(request: Request[None, None, State], fingerprint: FromPath[str]) -> Response[bytes]:
     """Names, sizes and hashes."""
     files = _admit(request, fingerprint)
     headers = {"etag": files.etag}
@@ -21,7 +22,9 @@ async def list_model_files(request: Request[None, None, State], fingerprint: str
 
 
 @get(f"{MODEL_FILES_PATH}/{{fingerprint:str}}/{{file:str}}")
-async def get_model_file(request: Request[None, None, State], fingerprint: str, file: str) -> ASGIApp:
+async def get_model_file(
+    request: Request[None, None, State], fingerprint: FromPath[str], file: FromPath[str]
+) -> ASGIApp:
     """One file, or the range of it that is asked for."""
     files = _admit(request, fingerprint)
     gateway: GatewayState = request.app.state.gateway
@@ -34,7 +37,7 @@ async def get_model_file(request: Request[None, None, State], fingerprint: str, 
     )
 
 
-def _admit(request: Request[None, None, State], fingerprint: str) -> ModelFiles:
+def _admit(request: Request[None, None, State], fingerprint: FromPath[str]) -> ModelFiles:
     """The files, for callers who may read them.
 
     Raises:
