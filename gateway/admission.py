@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gateway.errors import AdmissionRefused
@@ -79,12 +79,21 @@ class Admission:
         model: Fingerprint that routes are planned for.
         num_layers: Layers that a route must cover.
         queue_max: How many demands may wait; one more is refused.
+        granted: How many sessions a node lets this gateway have of those that it can hold; None where it has not said.
     """
 
-    def __init__(self, *, model: str, num_layers: int, queue_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        num_layers: int,
+        queue_max: int,
+        granted: Callable[[str], int | None] = lambda _: None,
+    ) -> None:
         self.model = model
         self.num_layers = num_layers
         self.queue_max = queue_max
+        self._granted = granted
         self._queue: dict[str, Demand] = {}
         self._reserved: dict[str, dict[str, int]] = {}  # node -> session -> bytes
         self._tokens: dict[str, int] = {}  # admitted session -> its demand
@@ -113,10 +122,18 @@ class Admission:
         reserved = self._reserved.get(node.node, {})
         if not node.kv_cache or session in reserved:
             return True
-        if len(reserved) + count > node.kv_sessions_max:
+        granted = self._granted(node.node)
+        sessions_max = node.kv_sessions_max if granted is None else min(granted, node.kv_sessions_max)
+        if len(reserved) + count > sessions_max:
             return False
-        needed_bytes = count * _cost_bytes(node, tokens)
-        return not node.kv_bytes_max or sum(reserved.values()) + needed_bytes <= node.kv_bytes_max
+        if not node.kv_bytes_max or (count == 1 and not reserved):
+            return True
+        bytes_max = node.kv_bytes_max * sessions_max // node.kv_sessions_max
+        return sum(reserved.values()) + count * _cost_bytes(node, tokens) <= bytes_max
+
+    def demand(self, node: str) -> tuple[int, int]:
+        """Sessions that are on a node, and those that wait to begin, there or elsewhere."""
+        return len(self._reserved.get(node, ())), sum(len(demand.sessions) for demand in self._queue.values())
 
     def enqueue(self, demand: Demand, nodes: Iterable[NodeInfo]) -> None:
         """Let a demand wait for its turn; call `admit` afterwards.
@@ -177,11 +194,22 @@ class Admission:
     def _sessions_at_once(self, demand: Demand, nodes: list[NodeInfo]) -> int:
         """How many of its sessions one route could hold if nothing else ran; 0 when there is no route."""
         wanted = len(demand.sessions)
-        held = {node.node: min(wanted, _sessions_max(node, demand.tokens, wanted)) for node in nodes}
+        held = {node.node: min(wanted, self._sessions_max(node, demand.tokens, wanted)) for node in nodes}
         for count in sorted(set(held.values()) - {0}, reverse=True):
             if self._route([node for node in nodes if held[node.node] >= count], demand.needs) is not None:
                 return count
         return 0
+
+    def _sessions_max(self, node: NodeInfo, tokens: int, wanted: int) -> int:
+        """How many such sessions a node without any would hold for us; one without a cache serves any number."""
+        if not node.kv_cache:
+            return wanted
+        granted = self._granted(node.node)
+        sessions_max = node.kv_sessions_max if granted is None else min(max(1, granted), node.kv_sessions_max)
+        cost_bytes = _cost_bytes(node, tokens)
+        if not node.kv_bytes_max or not cost_bytes:
+            return sessions_max
+        return min(sessions_max, node.kv_bytes_max // cost_bytes)
 
     def move(self, session: str, source: str, target: NodeInfo) -> None:
         """Give up a session's place on one node and reserve one on another."""
@@ -247,16 +275,6 @@ def _fits_empty(node: NodeInfo, tokens: int) -> bool:
         return True
     has_bytes = not node.kv_bytes_max or tokens * node.kv_bytes_per_token <= node.kv_bytes_max
     return node.kv_sessions_max > 0 and has_bytes
-
-
-def _sessions_max(node: NodeInfo, tokens: int, wanted: int) -> int:
-    """How many such sessions an empty node holds; one without a cache serves any number."""
-    if not node.kv_cache:
-        return wanted
-    cost_bytes = _cost_bytes(node, tokens)
-    if not node.kv_bytes_max or not cost_bytes:
-        return node.kv_sessions_max
-    return min(node.kv_sessions_max, node.kv_bytes_max // cost_bytes)
 
 
 def _precedence(demand: Demand) -> tuple[bool, int]:

@@ -235,7 +235,8 @@ def create_generator(
     """
     settings = settings or GenerationSettings()
     clock = clock or SystemClock()
-    admission = Admission(model=model, num_layers=num_layers, queue_max=settings.queue_max)
+    admission = Admission(model=model, num_layers=num_layers, queue_max=settings.queue_max, granted=mesh.granted)
+    mesh.demand = admission.demand
     journal = Journal(settings.journal_bytes_max)
     queue = AdmissionQueue(mesh=mesh, admission=admission, settings=settings, clock=clock)
     mesh.listen(queue.admit)

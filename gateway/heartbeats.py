@@ -43,8 +43,8 @@ class Heartbeats:
     _seq: int = 0
     _open: dict[int, Beat] = field(default_factory=dict)
 
-    def ask(self, beat: Beat, *, name: str) -> Heartbeat:
-        """The message that asks.
+    def ask(self, beat: Beat, *, name: str, sessions: int, waiting: int) -> Heartbeat:
+        """The message that asks, and says how many sessions we have at the node and how many more we would begin.
 
         Raises:
             LinkClosed: `silent`: too many were asked in vain.
@@ -53,7 +53,7 @@ class Heartbeats:
             raise LinkClosed("silent", f"{name} answers no heartbeat", limit=HEARTBEATS_OPEN_MAX)
         self._seq += 1
         self._open[self._seq] = beat
-        return Heartbeat(seq=self._seq)
+        return Heartbeat(seq=self._seq, sessions=sessions, waiting=waiting)
 
     def take(self, reply: Heartbeat) -> Beat | None:
         """The heartbeat that this answers, if it is still awaited."""

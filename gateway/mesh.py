@@ -38,6 +38,7 @@ class Mesh:
     def __init__(self) -> None:
         self.links: list[NodeLink] = []
         self.held_back: set[str] = set()
+        self.demand: Callable[[str], tuple[int, int]] = lambda _: (0, 0)
         self._diallers: list[Dialler] = []
         self._open: dict[str, NodeLink] = {}
         self._leaving: frozenset[str] = frozenset()
@@ -47,6 +48,7 @@ class Mesh:
     def add(self, link: NodeLink, dialler: Dialler | None = None) -> None:
         """Know one more node; one that is to be dialled before `run`."""
         self.links.append(link)
+        link.demand = lambda: self.demand(link.node or "")
         if dialler is not None:
             self._diallers.append(dialler)
 
@@ -112,6 +114,11 @@ class Mesh:
     def link(self, node: str) -> NodeLink | None:
         """The open link to a node."""
         return self._open.get(node)
+
+    def granted(self, node: str) -> int | None:
+        """How many sessions a node lets this gateway have there; None where it has not said."""
+        link = self.link(node)
+        return link.granted if link is not None else None
 
     def is_used(self, link: NodeLink) -> bool:
         """False for a link that is down, or whose node's id another link has."""

@@ -69,6 +69,8 @@ class NodeLink(KnownNode):
     def __init__(self, url: str, *, clock: Clock, on_change: Callable[[], None], joined: bool = False) -> None:
         super().__init__(url, on_change=on_change, joined=joined)
         self.connects = 0
+        self.demand: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.granted: int | None = None
         self._clock = clock
         self._link: OpenLink | None = None
         self._ousted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -217,6 +219,7 @@ class NodeLink(KnownNode):
         self._link = None
         self.last_error = failure
         self.round_trip_s = None
+        self.granted = None
         self.load_progress = None
         add_counters(self._past_counters, link.counters)
         self._outbox.close()
@@ -274,9 +277,16 @@ class NodeLink(KnownNode):
             return
         self.note_round_trip(self._clock.monotonic() - beat.asked_at)
         self._liveness.note_arrived(beat.sent_mark)
+        self._take_grant(reply.granted)
         if reply.stats is not None and self.take_stats(reply.stats):
             self._liveness.note_progress()
         beat.end()
+
+    def _take_grant(self, granted: int | None) -> None:
+        """How many sessions we may have there: other gateways may have some too."""
+        if granted != self.granted:
+            self.granted = granted
+            self._on_change()
 
     async def _watch(self) -> None:
         ticks = 0
@@ -293,7 +303,8 @@ class NodeLink(KnownNode):
         if self._link is None:
             raise LinkClosed("no_link", f"there is no link to {self.url}", url=self.url)
         beat = Beat(self._clock.monotonic(), self._liveness.sent_bytes, answered)
-        self._outbox.put(self._beats.ask(beat, name=self.url))
+        sessions, waiting = self.demand()
+        self._outbox.put(self._beats.ask(beat, name=self.url, sessions=sessions, waiting=waiting))
 
     def _check_silence(self) -> None:
         silence_s = self._liveness.silence_s()

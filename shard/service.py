@@ -16,6 +16,7 @@ from shard.peer import Peer, Tensors
 from shard.range_keeper import RangeKeeper
 from shard.room import MemoryBudget
 from shard.settings import KvLimits
+from shard.shares import Shares
 from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
 from shared.errors import LinkClosed, StepFailed
@@ -75,6 +76,7 @@ class NodeService:
         self._clock = clock
         self._refusals: Counter[str] = Counter()
         self._swept_at = clock.monotonic()
+        self._shares = Shares()
 
     @property
     def info(self) -> NodeInfo | None:
@@ -118,6 +120,7 @@ class NodeService:
     def _remove_peer(self, peer: Peer) -> None:
         """A link has closed: its waiting steps go, its sessions stay until they expire or are evicted."""
         self.peers.discard(peer)
+        self._shares.forget(peer)
         held = self.keeper.held
         dropped = held.compute.drop_link(peer) if held else 0
         if dropped:
@@ -165,7 +168,7 @@ class NodeService:
             case Fork():
                 self._fork(QueuedFork(message, peer))
             case Heartbeat(reply=False):
-                peer.send(Heartbeat(seq=message.seq, reply=True, stats=self.stats()))
+                peer.send(self._heartbeat(peer, message))
             case Release():
                 self._end_session(message.session, cancelled=False)
             case Cancel():
@@ -208,6 +211,13 @@ class NodeService:
             errors=dict(figures.steps.errors + self._refusals),
             busy_us=figures.steps.busy_us,
         )
+
+    def _heartbeat(self, peer: Peer, asked: Heartbeat) -> Heartbeat:
+        store = self.keeper.held.store if self.keeper.held else None
+        granted = None
+        if asked.sessions is not None and store is not None:
+            granted = self._shares.ask(peer, asked.sessions, asked.waiting, store.sessions_max)
+        return Heartbeat(seq=asked.seq, reply=True, stats=self.stats(), granted=granted)
 
     def _load(self, peer: Peer, load: Load) -> None:
         model = ServedModel(load.model, load.model_name, load.num_layers)

@@ -494,12 +494,24 @@ class Cancel(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(Message):
-    """Asked with a sequence number, answered with the same number and, by a node, its statistics."""
+    """Asked with a sequence number, answered with the same number and, by a node, its statistics.
+
+    Args:
+        seq: Chosen by who asks.
+        reply: It is the answer.
+        stats: A node's, in its answer.
+        sessions: From a gateway that asks: how many sessions it has at this node.
+        waiting: With `sessions`: how many more it would begin if there were places.
+        granted: In a node's answer to that: how many it may have there from now on.
+    """
 
     kind: ClassVar[str] = "heartbeat"
     seq: int = required(COUNT)
     reply: bool = optional(BOOL, False)
     stats: NodeStats | None = optional(nested(NodeStats))
+    sessions: int | None = optional(COUNT)
+    waiting: int = optional(COUNT, 0)
+    granted: int | None = optional(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,3 +219,47 @@ def test_what_has_begun_comes_first_and_is_not_refused() -> None:
     assert admitted(admission, only) == ["begun"]
     with pytest.raises(AdmissionRefused, match="queue_full"):
         admission.enqueue(demand("s2"), [only])
+
+
+def test_no_more_sessions_start_than_a_node_grants() -> None:
+    """Other gateways have the rest; a grant that grows lets the next one start, and one that shrinks ends nothing."""
+    grants = {"a": 1}
+    admission, only = Admission(model=MODEL, num_layers=2, queue_max=9, granted=grants.get), node(kv_sessions_max=4)
+    for session in ("s1", "s2", "s3"):
+        admission.enqueue(demand(session), [only])
+    assert admitted(admission, only) == ["s1"]
+    grants["a"] = 2
+    assert admitted(admission, only) == ["s2"]
+    grants["a"] = 0
+    assert admitted(admission, only) == []
+    assert admission.demand("a") == (2, 1)
+    admission.release("s1", lasted_s=1.0)
+    assert admitted(admission, only) == []
+    grants["a"] = 4
+    assert admitted(admission, only) == ["s3"]
+
+
+def test_a_grant_is_one_of_bytes_too_but_for_a_first_session() -> None:
+    """Half the places are half the bytes; whoever has nothing there may begin with a long one all the same."""
+    admission = Admission(model=MODEL, num_layers=2, queue_max=9, granted=lambda _: 2)
+    only = node(kv_sessions_max=4, kv_bytes_max=4 * 1500 * 7, kv_bytes_per_token=7)
+    admission.enqueue(demand("long", tokens=2500), [only])
+    admission.enqueue(demand("next"), [only])
+    assert admitted(admission, only) == ["long"]
+    admission.release("long", lasted_s=1.0)
+    assert admitted(admission, only) == ["next"]
+
+
+def test_choices_that_no_grant_holds_at_once_run_in_waves() -> None:
+    """Two gateways that want everything each must not wait for each other's places."""
+    admission, only = Admission(model=MODEL, num_layers=2, queue_max=9, granted=lambda _: 2), node(kv_sessions_max=4)
+    admission.enqueue(Demand(sessions=("s1", "s2", "s3", "s4"), tokens=10, tokens_min=1), [only])
+    assert admitted(admission, only) == ["s1", "s2"]
+
+
+def test_an_empty_grant_refuses_nobody_for_good() -> None:
+    """A request waits for its turn; it is not told that it could never be served."""
+    admission, only = Admission(model=MODEL, num_layers=2, queue_max=9, granted=lambda _: 0), node(kv_sessions_max=4)
+    admission.enqueue(demand("s1"), [only])
+    assert admitted(admission, only) == []
+    assert admission.queued == 1
