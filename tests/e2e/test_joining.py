@@ -12,7 +12,7 @@ import pytest
 from shard.settings import Address
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
-from shared.messages import Drain, LoadProgress, Refused, Release, Unload
+from shared.messages import Drain, Heartbeat, LoadProgress, Refused, Release, Unload
 from tests.support.fake_gateway import FakeGateway, JoinedNode, running_gateway
 from tests.support.fake_model import expected_tokens
 from tests.support.flexible_node import MACHINE, FakeLoader, joining_node
@@ -243,7 +243,7 @@ async def test_first_gateway_has_the_say_while_it_is_linked(loader: FakeLoader) 
         assert (await second.result(await second.prefill("t", PROMPT))).cached
         assert (await first.result(await first.decode("s", 1, 5))).cached
         assert len(loader.loads) == 1
-        assert not [each for each in first.others if not isinstance(each, LoadProgress)]
+        assert not [each for each in first.others if not isinstance(each, LoadProgress | Heartbeat)]
         gateway.refusals = [Refused(code="draining")] * 9
         await first.link.close()
         await until(lambda: not running.service.is_linked("first"), "the end of the link")
