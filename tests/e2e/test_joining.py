@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -135,6 +136,44 @@ async def test_without_room_for_both_the_old_range_goes_first(node: JoinedNode, 
     gate.set()
     assert (await node.loaded("loading")).node.layers == LayerRange(1, 4)
     assert (await node.loaded()).node.layers == LayerRange(1, 4)
+
+
+async def test_running_step_of_a_range_that_leaves_is_bounded(
+    node: JoinedNode, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its memory is needed it is cancelled after `RUNNING_STEP_S_MAX`, and the new range is read."""
+    monkeypatch.setattr("shard.range_keeper.RUNNING_STEP_S_MAX", 0.05)
+    loader.bytes_per_layer = 200
+    await node.load("0:4")
+    loader.runners[0].step_s = 60.0
+    running = await node.prefill("s", PROMPT)
+    await until(lambda: bool(loader.runners[0].seen), "the step")
+    await node.ask("1:4")
+    assert (await node.error(running)).code == "cancelled"
+    assert (await node.loaded()).node.layers == LayerRange(1, 4)
+
+
+async def test_range_that_does_not_leave_fails_the_load(
+    node: JoinedNode, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is stuck in a native call keeps its memory: the load says so instead of waiting for ever."""
+    monkeypatch.setattr("shard.range_keeper.RUNNING_STEP_S_MAX", 0.05)
+    monkeypatch.setattr("shard.range_keeper.LEAVE_S_MAX", 0.05)
+    loader.bytes_per_layer = 200
+    await node.load("0:4")
+    go_on = threading.Event()
+    loader.runners[0].before = lambda _: assert_set(go_on)
+    await node.prefill("s", PROMPT)
+    await until(lambda: bool(loader.runners[0].seen), "the step")
+    await node.ask("1:4")
+    assert (await node.loaded("failed")).error == "layers 0:4 do not give their memory back"
+    go_on.set()
+    await node.load("1:4")
+
+
+def assert_set(event: threading.Event) -> None:
+    """Block until the event is set."""
+    assert event.wait(WAIT_S)
 
 
 async def test_range_that_can_never_fit_is_refused_and_the_old_one_stays(node: JoinedNode, loader: FakeLoader) -> None:
