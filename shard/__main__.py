@@ -85,6 +85,8 @@ def command(**options: Any) -> int:
         fixed=None if settings.layers is None else find_fixed(settings, settings.layers, options["cache_dir"]),
         machine=None if settings.layers is not None else find_machine(settings, cache),
     )
+    if settings.joins:
+        import_loader()
     with asyncio.Runner(loop_factory=event_loop_factory()) as loop:
         code, compute_ended = loop.run(serve(start))
     if not compute_ended:
@@ -181,6 +183,11 @@ async def serve(start: Start) -> tuple[int, bool]:
             return await node.run(), node.compute_ended
         except OSError as error:
             raise SettingError("--listen", f"{settings.listen}: {error.strerror or error}") from error
+
+
+def import_loader() -> None:
+    """Import torch before a gateway is dialled: it holds up the whole process, and silence ends a link."""
+    from shard import load  # noqa: F401, PLC0415 - a node that only listens does so at once
 
 
 def create_loader(start: Start) -> LoadRange:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from shard.held_range import Assignment, Loading, LoadStopped
+from shard.held_range import Assignment, Loading
 from shard.settings import NodeSettings
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
@@ -50,28 +50,23 @@ def find_weights(assignment: Assignment, loading: Loading, *, settings: NodeSett
     folder = local_models(settings.model, cache).get(wanted.fingerprint)
     if folder is not None:
         return ModelFolder(folder, wanted.name, wanted.fingerprint)
-    try:
-        return resolve_range(
-            wanted.name or settings.model or "",
-            assignment.layers,
-            fingerprint=wanted.fingerprint,
-            files_url=assignment.files_url,
-            token=settings.mesh_token,
-            cache_dir=cache,
-            progress=_reporting(loading),
-            cancelled=lambda: _is_stopped(loading),
-        )
-    except ModelUnavailable:
-        loading.check()  # it may only have been told to stop
-        raise
-
-
-def _is_stopped(loading: Loading) -> bool:
-    try:
-        loading.check()
-    except LoadStopped:
-        return True
-    return False
+    failures: list[ModelUnavailable] = []
+    for name in dict.fromkeys((wanted.name or settings.model or "", settings.model or wanted.name)):
+        try:
+            return resolve_range(
+                name,
+                assignment.layers,
+                fingerprint=wanted.fingerprint,
+                files_url=assignment.files_url,
+                token=settings.mesh_token,
+                cache_dir=cache,
+                progress=_reporting(loading),
+                cancelled=loading.cancelled,
+            )
+        except ModelUnavailable as error:
+            loading.check()  # it may only have been told to stop
+            failures.append(error)
+    raise failures[0]
 
 
 def _reporting(loading: Loading) -> ProgressSink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -12,7 +13,7 @@ import pytest
 from shard.settings import Address
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
-from shared.messages import Drain, LoadProgress, Refused, Release, Unload
+from shared.messages import Drain, Heartbeat, LoadProgress, Refused, Release, Unload
 from tests.support.fake_gateway import FakeGateway, JoinedNode, running_gateway
 from tests.support.fake_model import expected_tokens
 from tests.support.flexible_node import MACHINE, FakeLoader, joining_node
@@ -137,6 +138,44 @@ async def test_without_room_for_both_the_old_range_goes_first(node: JoinedNode, 
     assert (await node.loaded()).node.layers == LayerRange(1, 4)
 
 
+async def test_running_step_of_a_range_that_leaves_is_bounded(
+    node: JoinedNode, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its memory is needed it is cancelled after `RUNNING_STEP_S_MAX`, and the new range is read."""
+    monkeypatch.setattr("shard.range_keeper.RUNNING_STEP_S_MAX", 0.05)
+    loader.bytes_per_layer = 200
+    await node.load("0:4")
+    loader.runners[0].step_s = 60.0
+    running = await node.prefill("s", PROMPT)
+    await until(lambda: bool(loader.runners[0].seen), "the step")
+    await node.ask("1:4")
+    assert (await node.error(running)).code == "cancelled"
+    assert (await node.loaded()).node.layers == LayerRange(1, 4)
+
+
+async def test_range_that_does_not_leave_fails_the_load(
+    node: JoinedNode, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is stuck in a native call keeps its memory: the load says so instead of waiting for ever."""
+    monkeypatch.setattr("shard.range_keeper.RUNNING_STEP_S_MAX", 0.05)
+    monkeypatch.setattr("shard.range_keeper.LEAVE_S_MAX", 0.05)
+    loader.bytes_per_layer = 200
+    await node.load("0:4")
+    go_on = threading.Event()
+    loader.runners[0].before = lambda _: assert_set(go_on)
+    await node.prefill("s", PROMPT)
+    await until(lambda: bool(loader.runners[0].seen), "the step")
+    await node.ask("1:4")
+    assert (await node.loaded("failed")).error == "layers 0:4 do not give their memory back"
+    go_on.set()
+    await node.load("1:4")
+
+
+def assert_set(event: threading.Event) -> None:
+    """Block until the event is set."""
+    assert event.wait(WAIT_S)
+
+
 async def test_range_that_can_never_fit_is_refused_and_the_old_one_stays(node: JoinedNode, loader: FakeLoader) -> None:
     """The answer names bytes; what was held is held still, and said again."""
     await node.load("0:2")
@@ -243,7 +282,7 @@ async def test_first_gateway_has_the_say_while_it_is_linked(loader: FakeLoader) 
         assert (await second.result(await second.prefill("t", PROMPT))).cached
         assert (await first.result(await first.decode("s", 1, 5))).cached
         assert len(loader.loads) == 1
-        assert not [each for each in first.others if not isinstance(each, LoadProgress)]
+        assert not [each for each in first.others if not isinstance(each, LoadProgress | Heartbeat)]
         gateway.refusals = [Refused(code="draining")] * 9
         await first.link.close()
         await until(lambda: not running.service.is_linked("first"), "the end of the link")

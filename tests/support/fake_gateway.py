@@ -21,13 +21,18 @@ from shared.errors import MeshError
 from shared.handshake import VERSIONS, check_hello
 from shared.layers import LayerRange
 from shared.link import Link, WebSocketTransport, accept
-from shared.messages import Hello, Load, Loaded, NodeInfo, Refused, Welcome
+from shared.messages import Heartbeat, Hello, Load, Loaded, NodeInfo, NodeStats, Refused, Welcome
 from shared.websocket import listen_options
 from tests.support.fake_node import FINGERPRINT
 from tests.support.node_client import NodeClient
 
 JOIN_TIMEOUT_S = 100.0
 """A node process imports and measures before it joins."""
+LOAD_TIMEOUT_S = 100.0
+"""A node process imports torch before its first load."""
+HEARTBEAT_S = 0.5
+ASKED_SEQ = 1
+"""Number of the heartbeats that a test asks for; those that keep the link alive have another."""
 _UNASSIGNED = NodeInfo(node="unassigned", model="none", layers=LayerRange(0, 1), num_layers=1)
 
 
@@ -46,11 +51,24 @@ class JoinedNode(NodeClient):
 
     async def loaded(self, *states: str) -> Loaded:
         """The next description in one of these states, `ready` unless told otherwise."""
+        async with asyncio.timeout(LOAD_TIMEOUT_S):
+            while True:
+                message, _ = await self.link.receive()
+                if not isinstance(message, Loaded):
+                    self.others.append(message)
+                    continue
+                self.info = message.node
+                if message.node.state in (states or ("ready",)):
+                    return message
+
+    async def stats(self) -> NodeStats:
+        """The node's figures of now, and not of an earlier heartbeat."""
+        await self.link.send(Heartbeat(seq=ASKED_SEQ))
         while True:
-            loaded, _ = await self.receive(Loaded)
-            self.info = loaded.node
-            if loaded.node.state in (states or ("ready",)):
-                return loaded
+            heartbeat, _ = await self.receive(Heartbeat)
+            if heartbeat.seq == ASKED_SEQ:
+                assert heartbeat.stats is not None
+                return heartbeat.stats
 
     async def load(self, layers: str, **fields: str | int) -> Loaded:
         """Send a load, and wait until it is done."""
@@ -95,7 +113,9 @@ class FakeGateway:
         with contextlib.suppress(MeshError):
             link = await accept(WebSocketTransport(connection), answer=self.answer)
             self._links.put_nowait(link)
-            await connection.wait_closed()
+            while True:
+                await link.send(Heartbeat(seq=0))
+                await asyncio.sleep(HEARTBEAT_S)
 
 
 @contextlib.asynccontextmanager

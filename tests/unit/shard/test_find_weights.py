@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,28 @@ from shard.find_weights import find_weights, local_models
 from shard.held_range import Assignment, Loading, LoadStopped, ServedModel
 from shard.load import measure_room
 from shard.room import Room
-from shared.errors import LoadFailed
+from shard.settings import KvLimits, NodeSettings
 from shared.layers import LayerRange
+from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
 from shared.models.folder import ModelFolder
 from shared.models.progress import Progress, ProgressSink
 from tests.conftest import TinyModels
+
+JOINING = NodeSettings(
+    model=None,
+    layers=None,
+    joins=("ws://a/mesh",),
+    listen=None,
+    node_id=None,
+    device="cpu",
+    dtype="auto",
+    threads=1,
+    mesh_token=None,
+    insecure=False,
+    kv=KvLimits(),
+    drain_s=1.0,
+)
 
 
 class Reports:
@@ -39,7 +56,8 @@ def assignment(model: str, name: str = "") -> Assignment:
 
 def find(wanted: Assignment, cache: Path, hint: str | None = None, reports: Reports | None = None) -> Path:
     """The folder."""
-    return find_weights(wanted, (reports or Reports()).loading, hint=hint, cache=cache)
+    settings = replace(JOINING, model=hint)
+    return find_weights(wanted, (reports or Reports()).loading, settings=settings, cache=cache).path
 
 
 def test_model_in_the_cache_is_found_by_its_fingerprint(tiny_model: TinyModels, tmp_path: Path) -> None:
@@ -59,18 +77,35 @@ def test_hint_may_be_a_folder_anywhere(tiny_model: TinyModels, tmp_path: Path) -
 
 
 def test_what_a_name_leads_to_must_be_the_model(tiny_model: TinyModels, tmp_path: Path) -> None:
-    """A folder of that name with another model in it is refused, with both fingerprints."""
+    """A folder of that name with another model in it is passed over, and said."""
     folder = tiny_model("llama")
-    with pytest.raises(LoadFailed, match=f"model 0123 cannot be had: {folder} is model {fingerprint(folder)} here"):
+    with pytest.raises(ModelUnavailable, match=f"this machine: has the model {fingerprint(folder)}"):
         find(assignment("0123", str(folder)), tmp_path)
 
 
 def test_names_that_mean_nothing_are_said(tmp_path: Path) -> None:
-    """Each with its reason; a gateway that names none is told so."""
-    with pytest.raises(LoadFailed, match=r"model 0123 cannot be had: /nowhere does not exist; 'xyz' is no folder"):
+    """The reason is that of the gateway's name, or that it gave none."""
+    with pytest.raises(ModelUnavailable, match=r"0123 \(/nowhere\) cannot be had"):
         find(assignment("0123", "/nowhere"), tmp_path, hint="xyz")
-    with pytest.raises(LoadFailed, match="it has no name"):
+    with pytest.raises(ModelUnavailable, match=r"0123 \(without a name\) cannot be had"):
         find(assignment("0123"), tmp_path)
+
+
+def test_machines_own_name_is_tried_after_the_gateways(
+    tiny_model: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `--model` names may be this model, though the gateway calls it by a path of its own machine."""
+    folder, asked = tiny_model("qwen2"), []
+
+    def resolve(name: str, *_: object, **__: object) -> ModelFolder:
+        asked.append(name)
+        if name != "owner/name":
+            raise ModelUnavailable("unknown_model", f"no {name}")
+        return ModelFolder(folder, name, "0123")
+
+    monkeypatch.setattr("shard.range_files.resolve_range", resolve)
+    assert find(assignment("0123", "/theirs"), tmp_path, hint="owner/name") == folder
+    assert asked == ["/theirs", "owner/name"]
 
 
 def test_fetching_reports_bytes_and_stops_when_it_is_not_wanted(
@@ -79,12 +114,13 @@ def test_fetching_reports_bytes_and_stops_when_it_is_not_wanted(
     """Bytes go to the peers; steps that are no bytes only ask whether to go on."""
     folder, reports = tiny_model("qwen2"), Reports()
 
-    def resolve(name: str, *, cache_dir: Path, progress: ProgressSink) -> ModelFolder:
+    def resolve(name: str, layers: LayerRange, *, progress: ProgressSink, **_: object) -> ModelFolder:
+        assert layers == LayerRange(0, 2)
         progress(Progress("Downloading", 5, 10))
         progress(Progress("Converting", 1, 3, "tensors"))
         return ModelFolder(folder, name, fingerprint(folder))
 
-    monkeypatch.setattr("shard.find_weights.resolve_model", resolve)
+    monkeypatch.setattr("shard.range_files.resolve_range", resolve)
     wanted = assignment(fingerprint(folder), "owner/name")
     assert find(wanted, tmp_path, reports=reports) == folder
     assert reports.bytes == [(5, 10)]
