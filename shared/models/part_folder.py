@@ -99,7 +99,7 @@ class PartFolder:
         """
         wanted = {name: coalesce(each) for name, each in spans.items()}
         missing = self.missing_bytes(wanted)
-        if not missing and all(read_ledger(self.path / name).is_closed for name in wanted):
+        if not missing:
             return
         require_space(self.path, missing, f"this part of {self.model.label}")
         meter = _Meter(f"Downloading {self.model.label}", missing, progress)
@@ -173,17 +173,17 @@ class PartFolder:
     def _fetch_file(self, client: RangeClient, name: str, wanted: Sequence[Span], meter: _Meter) -> None:
         """Make sure that these bytes of one file are there; a file that is then whole must have the hash it should."""
         file, path = self.model.files[name], self.path / name
-        ledger = read_ledger(path)
-        if ledger.is_closed and covers(ledger.spans, wanted):
+        if covers(read_ledger(path).spans, wanted):
             return
         whole = [Span(0, file.size_bytes)]
         with (
             self.store.lock(f"{self.path.name}.{name}", f"fetch {name}", meter.progress),
             open_partial(path, file.size_bytes, meter.progress) as writer,
         ):
-            missing = coalesce(subtract(wanted, read_ledger(path).spans))  # samples that are there part no request
+            present = read_ledger(path).spans
+            missing = coalesce(subtract(wanted, present))  # samples that are there part no request
             _fetch_pieces(client, file, cut(missing, PIECE_BYTES), writer, meter)
-            if file.sha256 is None or not covers(read_ledger(path).spans, whole):
+            if file.sha256 is None or not covers([*present, *missing], whole):
                 return
             found = hash_span(path, whole[0])
             if found != file.sha256:

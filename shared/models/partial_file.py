@@ -2,8 +2,9 @@
 
 The file has its full size from the start and holes where nothing has been fetched, so offsets are those of the
 original and several ranges of one model share it. The ledger is one JSON line for each piece: its span and the sha256
-of what was received. ``{"closed": true}`` is written once the pieces before it are safely on disk; a ledger that ends
-otherwise was left by a process that was killed, and its pieces are hashed again before they are believed.
+of what was received. ``{"closed": true}`` is written once the pieces before it are safely on disk; those after the last
+such line are still being written, or were left by a process that was killed: nobody reads them, and whoever writes next
+hashes them again before they count.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,15 +39,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a ledger says: the pieces, and whether they were safely on disk when it was last written."""
+    """What a ledger says.
 
-    pieces: tuple[Piece, ...] = ()
-    is_closed: bool = False
+    Args:
+        closed: Pieces that are safely on disk.
+        left_open: Pieces that were received, and may have been lost since.
+    """
+
+    closed: tuple[Piece, ...] = ()
+    left_open: tuple[Piece, ...] = ()
 
     @property
     def spans(self) -> list[Span]:
-        """The bytes that are there."""
-        return merge(piece.span for piece in self.pieces)
+        """The bytes that are safely there."""
+        return merge(piece.span for piece in self.closed)
 
 
 def ledger_path(path: Path) -> Path:
@@ -60,30 +66,38 @@ def is_partial(folder: Path) -> bool:
 
 
 def missing_spans(path: Path, wanted: Sequence[Span]) -> list[Span]:
-    """What of the wanted bytes has not been fetched; nothing for a file without a ledger, which is whole."""
+    """What of the wanted bytes is not safely there; nothing for a file without a ledger, which is whole."""
     return subtract(wanted, read_ledger(path).spans) if ledger_path(path).exists() else []
 
 
 def read_ledger(path: Path) -> Ledger:
     """Read the ledger of a file; empty if there is none. A line that was left unfinished counts for nothing."""
+    if not path.exists():
+        return Ledger()
     try:
         lines = ledger_path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return Ledger()
-    values = [_parse_line(line) for line in lines]
-    pieces = tuple(value for value in values if isinstance(value, Piece))
-    return Ledger(pieces, is_closed=bool(values) and values[-1] is True)
+    closed: list[Piece] = []
+    left_open: list[Piece] = []
+    for line in lines:
+        value = _parse_line(line)
+        if isinstance(value, Piece):
+            left_open.append(value)
+        elif value == _CLOSED:
+            closed, left_open = [*closed, *left_open], []
+    return Ledger(tuple(closed), tuple(left_open))
 
 
-def _parse_line(line: str) -> Piece | bool:
-    """A piece; True for the closing line, False for what is neither."""
+def _parse_line(line: str) -> Any:
+    """A piece, or whatever else the line has; None if that cannot be read."""
     try:
         value: Any = json.loads(line)
         if value == _CLOSED:
-            return True
+            return value
         return Piece(Span(int(value["start"]), int(value["end"])), str(value["sha256"]))
     except (ValueError, TypeError, KeyError):
-        return False
+        return None
 
 
 class PartialWriter:
@@ -131,9 +145,9 @@ class PartialWriter:
 
 @contextmanager
 def open_partial(path: Path, size_bytes: int, progress: ProgressSink) -> Iterator[PartialWriter]:
-    """Open a file to add pieces; the caller holds its lock. Pieces of a killed process are checked first.
+    """Open a file to add pieces; the caller holds its lock. Pieces that were left open are checked first.
 
-    Leaving without an error closes the ledger; leaving with one does not, so that they are checked again.
+    Leaving closes the ledger, also with a `ModelUnavailable`: what was recorded before is complete.
 
     Args:
         path: The file; made with its full size if it is not there.
@@ -145,27 +159,34 @@ def open_partial(path: Path, size_bytes: int, progress: ProgressSink) -> Iterato
     """
     kept = _check_pieces(path, progress)
     with _disk_errors(path.name):
-        _rewrite_ledger(path, kept)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    ledger = os.open(ledger_path(path), os.O_WRONLY | os.O_APPEND)
     try:
         with _disk_errors(path.name):
             os.truncate(descriptor, size_bytes)
-        writer = PartialWriter(descriptor, ledger, path.name)
-        yield writer
-        writer.close()
+            os.fsync(descriptor)
+            _rewrite_ledger(path, kept)
+            ledger = os.open(ledger_path(path), os.O_WRONLY | os.O_APPEND)
+        try:
+            writer = PartialWriter(descriptor, ledger, path.name)
+            try:
+                yield writer
+            except ModelUnavailable:
+                with suppress(ModelUnavailable):  # of a disk that is full, after what has already been raised
+                    writer.close()
+                raise
+            writer.close()
+        finally:
+            os.close(ledger)
     finally:
-        os.close(ledger)
         os.close(descriptor)
 
 
 def _check_pieces(path: Path, progress: ProgressSink) -> tuple[Piece, ...]:
-    """The pieces that are what they were when they were received."""
+    """The pieces that are safely there, and of those left open the ones that are still what was received."""
     ledger = read_ledger(path)
-    if ledger.is_closed or not path.exists():
-        return ledger.pieces if path.exists() else ()
-    task, total, done, kept = f"Checking {path.name}", total_bytes(piece.span for piece in ledger.pieces), 0, []
-    for piece in ledger.pieces:
+    task, total, done = f"Checking {path.name}", total_bytes(piece.span for piece in ledger.left_open), 0
+    kept = list(ledger.closed)
+    for piece in ledger.left_open:
         if hash_span(path, piece.span) == piece.sha256:
             kept.append(piece)
         done += piece.span.nbytes
@@ -174,10 +195,10 @@ def _check_pieces(path: Path, progress: ProgressSink) -> tuple[Piece, ...]:
 
 
 def _rewrite_ledger(path: Path, pieces: Sequence[Piece]) -> None:
-    """A ledger of these pieces alone, in the old one's place at once."""
+    """A ledger of these pieces, closed, in the old one's place at once."""
     new = ledger_path(path).with_suffix(".new")
-    lines = [json.dumps({"start": p.span.start, "end": p.span.end, "sha256": p.sha256}) + "\n" for p in pieces]
-    new.write_text("".join(lines), encoding="utf-8")
+    lines = [{"start": p.span.start, "end": p.span.end, "sha256": p.sha256} for p in pieces]
+    new.write_text("".join(json.dumps(line) + "\n" for line in (*lines, _CLOSED)), encoding="utf-8")
     new.replace(ledger_path(path))
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import re
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -37,6 +38,8 @@ class FakeHub:
     """By path: send so many bytes of the next answers' bodies, then close the connection."""
     stall_after: dict[str, int] = field(default_factory=dict)
     """By path: send so many bytes, and the rest once `released`."""
+    stall_once_sent: dict[str, int] = field(default_factory=dict)
+    """By path: once so many bytes of it have been sent in all, send nothing more until `released`."""
     ignores_ranges: bool = False
     """Send whole files whatever is asked for."""
     damaged: dict[str, int] = field(default_factory=dict)
@@ -208,6 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         limit = self.hub.stall_after.get(path)
+        if self.hub.sent[path] >= self.hub.stall_once_sent.get(path, sys.maxsize):
+            limit = 0
         if limit is not None and not self.hub.released.is_set():
             self._write(path, body[:limit])
             self.wfile.flush()

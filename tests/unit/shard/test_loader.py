@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from shard.loader import load_stage, plan_range
 from shard.stage import StageInput
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
+from shared.models.spans import Span, merge
 from tests.conftest import TinyModels
 from tests.support.tiny_models import KINDS, NUM_LAYERS
 
@@ -70,6 +72,23 @@ def test_ranges_together_read_each_layer_once(tiny_model: TinyModels, kind: str)
     assert set.union(*read) == set(load_file(folder / "model.safetensors"))
     assert not any("embed" in name or "head" in name for name in read[1])
     assert sum(plan.weight_bytes() for plan in plans) < 2 * plan_range(folder, WHOLE).weight_bytes()
+
+
+def test_nothing_but_the_ranges_bytes_is_read(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte of every tensor once, whatever the element type, and the headers."""
+    folder, read, preadv = tiny_model("qwen3_next"), list[tuple[int, int]](), os.preadv
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        count = preadv(descriptor, buffers, offset)
+        read.append((offset, offset + count))
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    entries = plan_range(folder, LayerRange(2, 4)).entries.values()
+    load_stage(folder, LayerRange(2, 4), device="cpu")
+    merged = merge(Span(*each) for each in read)
+    assert merged == merge(Span(entry.offset, entry.end) for entry in entries)
+    assert sum(end - start for start, end in read) == sum(entry.nbytes for entry in entries)
 
 
 def test_weight_bytes_are_what_the_stage_holds(tiny_model: TinyModels) -> None:
