@@ -28,7 +28,7 @@ from gateway.joins import Joins
 from gateway.link_listener import LinkListener
 from gateway.mesh import create_mesh
 from gateway.mesh_view import MeshView
-from gateway.model_files import ModelFiles
+from gateway.model_files import MODEL_FILES_PATH, ModelFiles
 from gateway.options import gateway_options, read_settings
 from gateway.server import create_server, ended_by_signals, http_url, listen
 from gateway.settings import GatewaySettings
@@ -126,7 +126,12 @@ async def serve(
         clock=clock,
         vocab_size=config.vocab_size or None,
     )
-    fleet_model = FleetModel(fingerprint=folder.fingerprint, name=folder.name, num_layers=config.num_layers)
+    fleet_model = FleetModel(
+        fingerprint=folder.fingerprint,
+        name=folder.name,
+        num_layers=config.num_layers,
+        files=f"{MODEL_FILES_PATH}/{folder.fingerprint}" if folder.is_whole else None,
+    )
     fleet = create_fleet(generator, fleet_model, folder.path, settings.fleet)
     state = GatewayState(
         model=ServedModel(

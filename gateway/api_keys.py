@@ -27,9 +27,7 @@ class ApiKeys:
         mesh_token: Opens what lies at `MESH_PATH` as a key does, and closes `OPERATED_PATH` to who has neither.
     """
 
-    def __init__(
-        self, keys: Iterable[str], *, other_secrets: str | None = None, mesh_token: str | None = None
-    ) -> None:
+    def __init__(self, keys: Iterable[str], *, other_secrets: str | None = None, mesh_token: str | None = None) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
         self._elsewhere = None if other_secrets is None else f"{other_secrets}/"
         self._mesh_digests = [*self._digests, *([_digest(mesh_token.encode())] if mesh_token else [])]

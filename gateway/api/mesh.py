@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litestar import Request, Response, get, post
 from litestar.datastructures import State
+from litestar.params import FromPath
 
 from gateway.fleet.drain import DrainRefused
 from gateway.openai_errors import ApiError, json_bytes
@@ -21,7 +22,7 @@ async def get_mesh(request: Request[None, None, State]) -> Response[bytes]:
 
 
 @post("/mesh/nodes/{node:str}/drain", status_code=200)
-async def drain_node(request: Request[None, None, State], node: str) -> Response[bytes]:
+async def drain_node(request: Request[None, None, State], node: FromPath[str]) -> Response[bytes]:
     """Take a node out of service; answers once it is gone. A caller who leaves takes the wish back."""
     gateway: GatewayState = request.app.state.gateway
     if gateway.drainer is None:

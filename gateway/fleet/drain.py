@@ -81,7 +81,9 @@ class Drainer:
         told = False
         try:
             if not await self._wait(lambda: not link.is_open or self._is_replaced(node), REPLACED_S_MAX):
-                message = f"nothing took the place of {node} within {REPLACED_S_MAX:.0f} s; without it {self._missing(node)}"
+                message = (
+                    f"nothing took the place of {node} within {REPLACED_S_MAX:.0f} s; without it {self._missing(node)}"
+                )
                 raise DrainRefused("no_replacement", message, node=node)
             self.mesh.hold_back(node)
             await self._wait(lambda: not link.is_open or not self.admission.load()[node], EMPTIED_S_MAX)

@@ -26,20 +26,25 @@ PAUSE_S = 0.05
 """Between two looks: a change is often followed by others."""
 CHANGES_AT_ONCE_MAX = 1024
 """Loads that are sent before the fleet is looked at again; more than it has members."""
-FILES_PATH = "/mesh/models/"
-"""Where nodes read the model's files from the gateway, below its fingerprint."""
-
 Offload = Callable[..., Awaitable[Decision]]
 log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetModel:
-    """What the fleet serves: the model's fingerprint, the name that `--model` gives it, and its decoder layers."""
+    """What the fleet serves.
+
+    Args:
+        fingerprint: The model's.
+        name: What `--model` would name it by.
+        num_layers: Its decoder layers.
+        files: Path on this gateway below which nodes can read its files; None where it has none to give.
+    """
 
     fingerprint: str
     name: str
     num_layers: int
+    files: str | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -124,7 +129,7 @@ class Fleet:
                     model=self.model.fingerprint,
                     model_name=self.model.name,
                     num_layers=self.model.num_layers,
-                    files=FILES_PATH + self.model.fingerprint,
+                    files=self.model.files,
                 )
                 if self._direct(self.members.link(node), load):
                     self.members.note_load(node, layers)

@@ -18,8 +18,8 @@ from gateway.mesh_view import MeshView
 from shared.messages import MachineInfo
 from shared.planning.fleet import Demand
 from tests.support.fleet_world import facts
-from tests.support.joining_node import JoiningNode, create_joining
 from tests.support.memory_mesh import NUM_LAYERS, ScriptedMesh, scripted_mesh
+from tests.support.scripted_joiner import JoiningNode, create_joining
 from tests.support.scripted_node import MODEL
 
 
@@ -67,7 +67,7 @@ async def live_fleet(cuts: tuple[str, ...] = (), **policy: Any) -> AsyncIterator
         fleet = Fleet(
             mesh=mesh.mesh,
             members=members,
-            model=FleetModel(fingerprint=MODEL, name="scripted", num_layers=NUM_LAYERS),
+            model=FleetModel(fingerprint=MODEL, name="scripted", num_layers=NUM_LAYERS, files="/files"),
             forecast=Forecast(facts=facts(NUM_LAYERS), demand=Demand(sessions=1, context_len=16)),
             policy=rules,
             is_idle=lambda: not generator.admission.active and not generator.admission.queued,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.fleet.drain import REPLACED_S_MAX, DrainRefused
-from gateway.fleet.live import FILES_PATH
 from gateway.fleet.state import DEFAULT_POLICY
 from gateway.generation_request import Token
+from shared.cli.operate import live_plan_text
 from tests.support.live_fleet import LiveFleet, live_fleet, machine
 from tests.support.memory_mesh import SEEDED, expected, idle
 from tests.support.scripted_node import MODEL
@@ -37,7 +37,7 @@ async def test_nodes_that_join_are_given_the_model_between_them() -> None:
         assert sorted(fleet.held().values()) == ["0:3", "3:6"]
         assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
         (load,) = nodes[0].loads
-        assert (load.model, load.model_name, load.files) == (MODEL, "scripted", FILES_PATH + MODEL)
+        assert (load.model, load.model_name, load.files) == (MODEL, "scripted", "/files")
         assert [len(node.loads) for node in nodes] == [1, 1]
         await idle()
         fleet.mesh.assert_nothing_left()
@@ -241,3 +241,18 @@ async def test_every_figure_of_a_plan_is_explained() -> None:
     assert plan["stages"][0]["nodes"][0]["observed_steps"] > 0
     assert plan["observed_tokens_per_s"] > 0
     assert plan["predicted_tokens_per_s"] > 0
+
+
+async def test_people_are_shown_the_plan_in_words() -> None:
+    """What is in force and why, who holds what, and what came of the promise."""
+    async with live_fleet(("4:6",)) as fleet:
+        fleet.join("j", machine=machine(4))
+        await fleet.until_ready()
+        await fleet.mesh.drive(fleet.mesh.generate(12))
+        shown = fleet.mesh.view.snapshot()
+    lines = "\n".join(live_plan_text(shown, shown["plan"]))
+    assert "6 layers, planned for latency; 1 sessions of 16 tokens" in lines
+    assert "the first plan" in lines
+    assert re.search(r"[\d.]+ tokens/s observed in the last minute", lines)
+    assert "j  layers 0:4, ready, 4 KiB weights" in lines
+    assert "a  layers 4:6, ready, a range of its own" in lines
