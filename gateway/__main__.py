@@ -21,12 +21,14 @@ import click
 import uvloop
 
 from gateway.app import create_app
+from gateway.fleet.create import create_drainer, create_fleet
+from gateway.fleet.live import FleetModel
 from gateway.generation import create_generator
 from gateway.joins import Joins
 from gateway.link_listener import LinkListener
 from gateway.mesh import create_mesh
 from gateway.mesh_view import MeshView
-from gateway.model_files import ModelFiles
+from gateway.model_files import MODEL_FILES_PATH, ModelFiles
 from gateway.options import gateway_options, read_settings
 from gateway.server import create_server, ended_by_signals, http_url, listen
 from gateway.settings import GatewaySettings
@@ -124,15 +126,24 @@ async def serve(
         clock=clock,
         vocab_size=config.vocab_size or None,
     )
+    fleet_model = FleetModel(
+        fingerprint=folder.fingerprint,
+        name=folder.name,
+        num_layers=config.num_layers,
+        files=f"{MODEL_FILES_PATH}/{folder.fingerprint}" if folder.is_whole else None,
+    )
+    fleet = create_fleet(generator, fleet_model, folder.path, settings.fleet)
     state = GatewayState(
         model=ServedModel(
             names=settings.served_names or (folder.name,), fingerprint=folder.fingerprint, created=int(time.time())
         ),
         tokenizer=tokenizer,
         generator=generator,
-        mesh=MeshView(mesh, generator, clock=clock),
+        mesh=MeshView(mesh, generator, clock=clock, fleet=fleet),
         model_files=ModelFiles(folder, settings.mesh_token) if folder.is_whole else None,
         api_keys=settings.api_keys,
+        mesh_token=settings.mesh_token,
+        drainer=create_drainer(fleet, generator),
         cors_origins=settings.cors_origins,
         body_bytes_max=settings.body_bytes_max,
         stream_limits=settings.stream_limits,
@@ -142,7 +153,7 @@ async def serve(
     links = LinkListener(joins, clock=clock)
     server = create_server(create_app(state), drain_s=settings.drain_s, links=links)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(part.run()) for part in (mesh, joins)]
+        running = [tasks.create_task(part.run()) for part in (mesh, joins, fleet)]
         click.echo(f"listening on {http_url(listener)}")
         with ended_by_signals(server):
             await server.serve(sockets=[listener])

@@ -13,7 +13,7 @@ from gateway.api.chat import create_chat_completion
 from gateway.api.completions import create_completion
 from gateway.api.embeddings import create_embeddings
 from gateway.api.health import healthz, post_ping, readyz
-from gateway.api.mesh import get_mesh
+from gateway.api.mesh import drain_node, get_mesh
 from gateway.api.messages import count_message_tokens, create_message
 from gateway.api.model_files import get_model_file, list_model_files
 from gateway.api.models import get_model, list_models
@@ -67,6 +67,7 @@ ROUTES: list[ControllerRouterHandler] = [
     get_mesh,
     list_model_files,
     get_model_file,
+    drain_node,
 ]
 
 
@@ -87,7 +88,11 @@ def create_app(state: GatewayState) -> Litestar:
     app.state.responses = Responses(ResponseStore(state.clock))
     origins = state.cors_origins or ([ANY_ORIGIN] if state.api_keys else [])
     has_mesh_token = state.model_files is not None and state.model_files.has_token
-    api_keys = ApiKeys(state.api_keys, other_secrets=MODEL_FILES_PATH if has_mesh_token else None)
+    api_keys = ApiKeys(
+        state.api_keys,
+        other_secrets=MODEL_FILES_PATH if has_mesh_token else None,
+        mesh_token=state.mesh_token,
+    )
     app.asgi_handler = Edge(app.asgi_handler, api_keys=api_keys, cors=CorsPolicy(origins), clock=state.clock)
     return app
 

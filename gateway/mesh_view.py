@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.fleet.live import Fleet
+from gateway.fleet.view import plan_figures
 from gateway.generation import Generator
 from gateway.mesh import Mesh
 from gateway.node_link import NodeLink
@@ -25,12 +27,14 @@ class MeshView:
         mesh: The nodes.
         generator: What runs on them.
         clock: Time.
+        fleet: Gives nodes their ranges; None where all are given.
     """
 
-    def __init__(self, mesh: Mesh, generator: Generator, *, clock: Clock) -> None:
+    def __init__(self, mesh: Mesh, generator: Generator, *, clock: Clock, fleet: Fleet | None = None) -> None:
         self._mesh = mesh
         self._generator = generator
         self._clock = clock
+        self._fleet = fleet
 
     def ready(self) -> bool:
         """Whether a full route exists."""
@@ -60,6 +64,7 @@ class MeshView:
             "ready": self.ready(),
             "reason": self.missing_route(),
             "route": self._route(),
+            "plan": None if self._fleet is None else plan_figures(self._fleet),
             "nodes": [_node_figures(link, is_used=self._mesh.is_used(link)) for link in self._mesh.links],
             "gateway": self._gateway_figures(),
         }
@@ -103,10 +108,13 @@ async def _measured(link: NodeLink) -> None:
 def _node_figures(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
     return {
         **_info_figures(link.info),
+        "id": link.node,
+        "joined": link.joined,
         "url": link.url,
         "state": _state(link, is_used=is_used),
         **_stats_figures(link.stats),
         "load_progress": _load_progress(link),
+        "load_error": link.load_error,
         "waiting_steps": link.waiting,
         "link": _link_figures(link),
     }

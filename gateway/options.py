@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gateway.fleet.settings import FleetSettings
 from gateway.generation import GenerationSettings
 from gateway.parser_choice import AUTO, REASONING_PARSERS, TOOL_PARSERS, ParserNames
 from gateway.response_writer import StreamLimits
@@ -22,10 +23,14 @@ from shared.options import (
     option,
     parse_bytes,
 )
+from shared.planning.fleet import OBJECTIVES
 
 DEFAULT_PORT = 8000
 _GENERATION = GenerationSettings()
 _STREAM = StreamLimits()
+_FLEET = FleetSettings()
+SESSIONS_MAX = 4096
+"""More answers at once than one gateway lets in."""
 
 _WORD = Parsed("text", str)
 
@@ -92,6 +97,32 @@ _MESH = (
         "What the gateway presents to nodes, and nodes that join to it. Prefer the variable: other users can read "
         "a command line.",
         metavar="TOKEN",
+    ),
+)
+
+_PLAN = (
+    option(
+        "--plan-sessions",
+        "PLAN_SESSIONS",
+        "Answers in the making at once for which nodes without a range of their own are given one.",
+        default=_FLEET.sessions,
+        type=click.IntRange(1, SESSIONS_MAX),
+    ),
+    option(
+        "--plan-context-len",
+        "PLAN_CONTEXT_LEN",
+        "Tokens that each of them may reach.",
+        metavar="TOKENS",
+        type=click.IntRange(1),
+        show_default="4096, or what the model was trained for if that is less",
+    ),
+    option(
+        "--objective",
+        "OBJECTIVE",
+        "What such plans minimize: latency, the time per token of one answer; throughput, the time of the slowest "
+        "stage.",
+        default=_FLEET.objective,
+        type=click.Choice(OBJECTIVES),
     ),
 )
 
@@ -199,7 +230,7 @@ _PROCESS = (drain_option("calls"), exit_with_parent_option, *log_options)
 
 def gateway_options(function: Any) -> Any:
     """Add every flag of a gateway to a click command."""
-    return add_options(function, (*_MODEL, *_MESH, *_HTTP, *_LIMITS, *_PROCESS))
+    return add_options(function, (*_MODEL, *_MESH, *_PLAN, *_HTTP, *_LIMITS, *_PROCESS))
 
 
 def read_settings(options: dict[str, Any]) -> GatewaySettings:
@@ -232,6 +263,11 @@ def read_settings(options: dict[str, Any]) -> GatewaySettings:
             queue_max=options["queue_max"],
             queue_timeout_s=options["queue_timeout_seconds"],
             journal_bytes_max=options["journal_max_bytes"],
+        ),
+        fleet=FleetSettings(
+            sessions=options["plan_sessions"],
+            context_len=options["plan_context_len"],
+            objective=options["objective"],
         ),
         drain_s=options["drain_seconds"],
     )

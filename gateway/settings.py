@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gateway.fleet.settings import FleetSettings
 from gateway.generation import GenerationSettings
 from gateway.parser_choice import ParserNames
 from gateway.response_writer import StreamLimits
@@ -36,6 +37,7 @@ class GatewaySettings:
         body_bytes_max: The largest request body.
         stream_limits: How long a stream may be silent.
         generation: Bounds of generations.
+        fleet: What nodes are given their ranges for.
         drain_s: How long calls may go on once the gateway was asked to end.
     """
 
@@ -54,6 +56,7 @@ class GatewaySettings:
     body_bytes_max: int
     stream_limits: StreamLimits
     generation: GenerationSettings
+    fleet: FleetSettings
     drain_s: float
 
     def check(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gateway.fleet.drain import Drained
 from gateway.generation_request import GenerationRequest
 from gateway.model_files import ModelFiles
 from gateway.openai_errors import model_not_found
@@ -54,6 +55,14 @@ class MeshView(Protocol):
         ...
 
 
+class NodeDrainer(Protocol):
+    """What takes nodes out of service: `gateway.fleet.drain.Drainer`."""
+
+    async def drain(self, node: str) -> Drained:
+        """Take one out of service; raises `DrainRefused`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """The one model that this gateway serves.
@@ -94,6 +103,8 @@ class GatewayState:
         mesh: What is known of the nodes.
         model_files: The model's files, for nodes that have none; None where the gateway has no whole copy.
         api_keys: Keys that callers present; empty lets everybody call.
+        mesh_token: What nodes present; opens what lies below ``/mesh`` too.
+        drainer: Takes nodes out of service; None where there is nothing to take any out of.
         cors_origins: Web pages that may call; empty as `gateway.cors` says.
         body_bytes_max: The largest request body.
         stream_limits: How long a stream may be silent.
@@ -108,6 +119,8 @@ class GatewayState:
     mesh: MeshView
     model_files: ModelFiles | None = None
     api_keys: Sequence[str] = ()
+    mesh_token: str | None = field(default=None, repr=False)
+    drainer: NodeDrainer | None = None
     cors_origins: Sequence[str] = ()
     body_bytes_max: int = BODY_BYTES_MAX
     stream_limits: StreamLimits = field(default_factory=StreamLimits)

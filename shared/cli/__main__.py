@@ -1,4 +1,4 @@
-"""`meshnet`: the front door. `up`, `pull`, `plan` live here; `gateway` and `shard` hand over to their own programs."""
+"""`meshnet`: the front door. `up`, `pull`, `plan`, `drain` are here; `gateway` and `shard` hand over to programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shared.cli.options import model_argument, plan_options, refresh_option, up_options
+from shared.cli.options import drain_options, model_argument, plan_options, refresh_option, up_options
 from shared.models.catalogue import CATALOGUE
 from shared.options import SettingError, cache_dir_option
 from shared.version import SOFTWARE, VERSION
@@ -89,11 +89,34 @@ def plan(**options: Any) -> None:
     """Say which machine should hold which layers, what that gives, and why; nothing is started.
 
     Reads the model's config and the headers of its weights, and a YAML file that describes the machines. Prints the
-    memory and the time of every hop, why a machine is left out, and the commands that start the fleet.
+    memory and the time of every hop, why a machine is left out, and the commands that start the fleet. With --gateway
+    it shows the plan of a fleet that runs, and what came of its promises.
     """
-    from shared.cli.plan_fleet import PlanSettings, run_plan  # noqa: PLC0415 - --help should not wait for imports
+    gateway, token = options.pop("gateway"), options.pop("mesh_token")
+    if gateway is not None:
+        from shared.cli.operate import run_live_plan  # noqa: PLC0415 - --help should not wait for imports
+
+        run_live_plan(gateway, token, as_json=options["json"])
+        return
+    if options["machines"] is None:
+        raise click.UsageError("give --machines FILE, or --gateway URL for a fleet that runs")
+    from shared.cli.plan_fleet import PlanSettings, run_plan  # noqa: PLC0415 - as above
 
     run_plan(PlanSettings(as_json=options.pop("json"), **options))
+
+
+@main.command()
+@click.argument("node")
+@drain_options
+def drain(node: str, gateway: str, mesh_token: str | None) -> None:
+    """Take NODE out of service while answers go on.
+
+    The gateway gives its layers to others first, moves its sessions to them, and tells it to end. Says what came of it;
+    a node that nothing can replace stays in service.
+    """
+    from shared.cli.operate import run_drain  # noqa: PLC0415 - --help should not wait for imports
+
+    run_drain(node, gateway, mesh_token)
 
 
 @main.command()

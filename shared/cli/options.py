@@ -1,4 +1,4 @@
-"""The flags and variables of `meshnet up`, `meshnet pull` and `meshnet plan`, as click options."""
+"""The flags and variables of `meshnet up`, `pull`, `plan` and `drain`, as click options."""
 
 from __future__ import annotations
 
@@ -79,7 +79,34 @@ def up_options(function: Any) -> Any:
     return add_options(function, _UP)
 
 
+DEFAULT_GATEWAY = "http://127.0.0.1:8000"
+
+_gateway_token = option(
+    "--mesh-token",
+    "MESH_TOKEN",
+    "The mesh token, or an API key of the gateway. Prefer the variable: other users can read a command line.",
+    metavar="TOKEN",
+)
+
+_DRAIN = (
+    option(
+        "--gateway",
+        "GATEWAY",
+        "The gateway that the node serves.",
+        default=DEFAULT_GATEWAY,
+        metavar="http://HOST:PORT",
+    ),
+    _gateway_token,
+)
+
 _PLAN = (
+    option(
+        "--gateway",
+        "GATEWAY",
+        "Show the plan that is in force at this gateway, instead of making one; no other flag but --json counts then.",
+        metavar="http://HOST:PORT",
+    ),
+    _gateway_token,
     option(
         "--model",
         "MODEL",
@@ -91,7 +118,6 @@ _PLAN = (
         "--machines",
         "PLAN_MACHINES",
         "A YAML file that describes the machines: docs/planning.md has its fields.",
-        required=True,
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
     ),
@@ -135,6 +161,11 @@ _PLAN = (
     cache_dir_option,
     option("--json", "PLAN_JSON", "Print JSON instead of text.", is_flag=True),
 )
+
+
+def drain_options(function: Any) -> Any:
+    """Add every flag of `meshnet drain` to a click command."""
+    return add_options(function, _DRAIN)
 
 
 def plan_options(function: Any) -> Any:

@@ -61,3 +61,29 @@ def test_a_sane_request_id_is_kept(given: bytes):
 def test_any_other_request_id_is_replaced(given: bytes):
     """What is unsafe in a header or a log is not repeated."""
     assert choose_request_id({b"x-request-id": given}).startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("path", "secret", "accepted"),
+    [
+        ("/mesh/nodes/a/drain", b"key", True),
+        ("/mesh/nodes/a/drain", b"token", True),
+        ("/mesh/nodes/a/drain", b"other", False),
+        ("/mesh", b"token", True),
+        ("/v1/models", b"token", False),
+    ],
+)
+def test_the_mesh_token_opens_what_operates_nodes_and_no_more(path: str, secret: bytes, accepted: bool):
+    """Nodes have it, and they are no clients."""
+    keys = ApiKeys(["key"], mesh_token="token")
+    assert (keys.check(path, {b"authorization": b"Bearer " + secret}) is None) is accepted
+
+
+def test_with_the_mesh_token_alone_nodes_are_not_everybodys_to_drain():
+    """Anybody may call and look, but not take nodes out of service."""
+    keys = ApiKeys([], mesh_token="token")
+    assert keys.check("/v1/models", {}) is None
+    assert keys.check("/mesh", {}) is None
+    assert keys.check("/mesh/nodes/a/drain", {}) is not None
+    assert keys.check("/mesh/nodes/a/drain", {b"authorization": b"Bearer token"}) is None
+    assert ApiKeys([]).check("/mesh/nodes/a/drain", {}) is None

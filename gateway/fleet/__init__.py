@@ -1,0 +1,1 @@
+"""The live fleet: which node holds what, decided and changed while streams run."""

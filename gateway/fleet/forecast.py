@@ -1,0 +1,225 @@
+"""What machines would make of the model: the planner's figures for what live nodes say of themselves. Pure.
+
+The planner takes one set of facts, measured in the element type that the model is stored in. A machine that computes in
+another is described as one whose memory and speed are smaller by the ratio of the types, which costs the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.fleet.cover import gaps
+from gateway.fleet.state import FixedNode, Member
+from shared.layers import LayerRange
+from shared.models.facts import ModelFacts
+from shared.planning.cost import GATEWAY_TOKEN_S, CostModel, StageCost
+from shared.planning.fleet import Demand, Machine, Objective
+from shared.planning.plan import Plan, PlanImpossible, plan_fleet
+from shared.planning.replicas import SLOWDOWN_MAX, effective_busy_s
+
+Ranges = Mapping[str, LayerRange]
+"""Node → what it is to hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a fleet should give.
+
+    Args:
+        token_s: Between two tokens of one answer alone.
+        slowest_s: How often the slowest stage takes a token.
+    """
+
+    token_s: float
+    slowest_s: float
+
+    def rate(self, objective: Objective) -> float:
+        """Tokens per second that plans are compared by."""
+        return 1 / (self.token_s if objective == "latency" else self.slowest_s)
+
+
+@dataclass(slots=True)
+class Forecast:
+    """Plans for one model and one demand.
+
+    Args:
+        facts: The model, in the element type that it is stored in.
+        demand: What the fleet is to serve.
+        dtype_ratios: Bytes of each element type over those of the stored one.
+        objective: What plans minimize.
+    """
+
+    facts: ModelFacts
+    demand: Demand
+    objective: Objective = "latency"
+    dtype_ratios: Mapping[str, float] = field(default_factory=dict)
+    _plans: dict[object, Plan | str] = field(default_factory=dict)
+
+    def machine(self, member: Member) -> Machine:
+        """A member as the planner sees it."""
+        offered, ratio = member.machine, self.ratio(member)
+        mean = self.facts.mean_active_bytes
+        prefill = offered.prefill_bytes_per_s
+        return Machine(
+            name=member.node,
+            memory_bytes=max(1, int(offered.memory_bytes / ratio)),
+            runtime_bytes=int(offered.runtime_bytes / ratio),
+            decode_s_per_layer=max(1e-9, ratio * mean / max(1, offered.read_bytes_per_s)),
+            prefill_s_per_layer_token=ratio * mean / prefill if prefill else None,
+            rtt_s=rounded_rtt_s(member.rtt_s),
+        )
+
+    def ratio(self, member: Member) -> float:
+        """Bytes of the member's element type over those of the stored one."""
+        dtype = member.machine.dtype
+        return 1.0 if dtype is None else self.dtype_ratios.get(dtype, 1.0)
+
+    def cost(self, member: Member, layers: LayerRange) -> StageCost:
+        """What a range costs a member; its bytes are those of the stored element type."""
+        return CostModel(self.facts, self.demand).stage(self.machine(member), layers)
+
+    def fits(self, member: Member, layers: LayerRange) -> bool:
+        """Whether a member has the memory for a range, and has not failed to load it."""
+        return layers not in member.failed and self.cost(member, layers).free_bytes >= 0
+
+    def fill(
+        self, members: Sequence[Member], kept: Sequence[LayerRange], refused_cuts: frozenset[int]
+    ) -> dict[str, LayerRange]:
+        """Ranges for members such that all layers are covered.
+
+        Where the kept ranges leave several gaps, each is planned in turn, the largest first, from who is left.
+
+        Args:
+            members: Who may be given a range.
+            kept: In order, without overlap: what others hold and go on holding.
+            refused_cuts: Where the model cannot be cut.
+
+        Raises:
+            PlanImpossible: They cannot hold what is missing.
+        """
+        ranges: dict[str, LayerRange] = {}
+        missing = sorted(gaps(kept, self.facts.num_layers), key=len, reverse=True)
+        for number, gap in enumerate(missing):
+            free = [member for member in members if member.node not in ranges]
+            # What serves only one answer fastest leaves most machines for the gaps to come.
+            objective = self.objective if number == len(missing) - 1 else "latency"
+            plan = self._plan_gap(free, gap, refused_cuts, objective, replicas=number == len(missing) - 1)
+            for stage in plan.stages:
+                layers = LayerRange(stage.primary.layers.start + gap.start, stage.primary.layers.end + gap.start)
+                ranges.update({copy.machine.name: layers for copy in stage.copies})
+        return ranges
+
+    def predict(self, members: Sequence[Member], ranges: Ranges, fixed: Sequence[FixedNode]) -> Prediction | None:
+        """What ranges should give; None where they do not cover all layers, or a fixed node was never measured."""
+        stages: dict[LayerRange, list[tuple[float, float]]] = {}
+        for member in members:
+            if layers := ranges.get(member.node):
+                cost = self.cost(member, layers)
+                stages.setdefault(layers, []).append((cost.latency_s, cost.busy_s))
+        for node in fixed:
+            if node.token_s is not None:
+                stages.setdefault(node.layers, []).append((node.token_s, node.token_s))
+        return _best_route(stages, self.facts.num_layers)
+
+    def replica_for(
+        self, spare: Member, members: Sequence[Member], ranges: Ranges, fixed: Sequence[FixedNode]
+    ) -> LayerRange | None:
+        """The range of the plan that a spare member should hold as well, if one is worth it.
+
+        As `shared.planning.replicas` chooses: it must not make a token take much longer; for `latency` the range with
+        the fewest copies, for `throughput` the slowest one, and only if that becomes faster.
+        """
+        stages: dict[LayerRange, list[StageCost]] = {}
+        for member in members:
+            if layers := ranges.get(member.node):
+                stages.setdefault(layers, []).append(self.cost(member, layers))
+        for node in fixed:
+            stages.setdefault(node.layers, [])
+        token_s = GATEWAY_TOKEN_S + sum(min(_latencies_s(costs), default=0.0) for costs in stages.values())
+        options = []
+        for layers, costs in stages.items():
+            own = self.cost(spare, layers)
+            slower_s = own.latency_s - min(_latencies_s(costs), default=own.latency_s)
+            if not self.fits(spare, layers) or slower_s > (SLOWDOWN_MAX - 1) * token_s:
+                continue
+            busy_s = [cost.busy_s for cost in costs]
+            pace_s = effective_busy_s(busy_s) if busy_s else 0.0
+            if self.objective == "latency":
+                options.append((len(busy_s), -pace_s, layers))
+            elif busy_s and effective_busy_s([*busy_s, own.busy_s]) < pace_s:
+                options.append((0, -pace_s, layers))
+        return min(options)[2] if options else None
+
+    def _plan_gap(
+        self,
+        members: Sequence[Member],
+        gap: LayerRange,
+        refused_cuts: frozenset[int],
+        objective: Objective,
+        *,
+        replicas: bool,
+    ) -> Plan:
+        machines = tuple(self.machine(member) for member in members)
+        key = (machines, gap, refused_cuts, objective, replicas)
+        if key not in self._plans:
+            if len(self._plans) >= PLANS_KEPT_MAX:
+                self._plans.clear()
+            try:
+                facts = part_of(self.facts, gap, refused_cuts)
+                self._plans[key] = plan_fleet(facts, machines, self.demand, objective, replicas=replicas)
+            except PlanImpossible as error:
+                self._plans[key] = f"{error.code}: {error.message}"
+        plan = self._plans[key]
+        if isinstance(plan, str):
+            code, _, message = plan.partition(": ")
+            raise PlanImpossible(code, message)
+        return plan
+
+
+PLANS_KEPT_MAX = 64
+"""Plans remembered, so that a fleet in which nothing happens is not planned for again and again."""
+RTT_STEP_S = 0.0005
+"""Round trips are told apart by so much, so that a plan does not follow every heartbeat."""
+
+
+def rounded_rtt_s(rtt_s: float) -> float:
+    """A round trip as plans take it."""
+    return round(rtt_s / RTT_STEP_S) * RTT_STEP_S
+
+
+def part_of(facts: ModelFacts, layers: LayerRange, refused_cuts: frozenset[int]) -> ModelFacts:
+    """A stretch of the model as a model of its own; its ends come with it only where it has them."""
+    is_first, is_last = layers.start == 0, layers.end == facts.num_layers
+    forbidden = facts.forbidden_cuts | refused_cuts
+    return replace(
+        facts,
+        layers=facts.layers[layers.start : layers.end],
+        embedding_bytes=facts.embedding_bytes if is_first else 0,
+        head_bytes=facts.head_bytes if is_last else 0,
+        is_tied=facts.is_tied and is_first and is_last,
+        forbidden_cuts=frozenset(cut - layers.start for cut in forbidden if layers.start < cut < layers.end),
+    )
+
+
+def _latencies_s(costs: Sequence[StageCost]) -> list[float]:
+    return [cost.latency_s for cost in costs]
+
+
+def _best_route(stages: Mapping[LayerRange, list[tuple[float, float]]], num_layers: int) -> Prediction | None:
+    """The route with the fewest hops, as `gateway.registry` takes it; of a range's copies the fastest is counted."""
+    best: dict[int, tuple[int, float, float]] = {0: (0, GATEWAY_TOKEN_S, 0.0)}
+    for layers in sorted(stages):
+        before = best.get(layers.start)
+        if before is None:
+            continue
+        copies = stages[layers]
+        path = (
+            before[0] + 1,
+            before[1] + min(latency_s for latency_s, _ in copies),
+            max(before[2], effective_busy_s([busy_s for _, busy_s in copies])),
+        )
+        if layers.end not in best or path < best[layers.end]:
+            best[layers.end] = path
+    found = best.get(num_layers)
+    return None if found is None else Prediction(token_s=found[1], slowest_s=max(found[2], 1e-9))

@@ -1,0 +1,112 @@
+"""`meshnet drain` and `meshnet plan --gateway`: what is asked of a gateway that runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+import httpx
+
+from shared.planning.units import duration_text, size_text
+
+DRAIN_S_MAX: Final = 600.0
+"""Longer than a gateway takes to replace a node, to move its sessions and to see it end."""
+ANSWER_S_MAX: Final = 30.0
+
+
+def run_drain(node: str, gateway: str, token: str | None) -> None:
+    """Take a node out of service and say what came of it.
+
+    Raises:
+        click.ClickException: The gateway cannot be reached or refuses; says why.
+    """
+    click.echo(f"draining {node}: others take its place, and its sessions move to them")
+    drained = _call("POST", gateway, f"/mesh/nodes/{quote(node, safe='')}/drain", token, DRAIN_S_MAX)
+    left = drained["sessions_left"]
+    moved = "all its sessions have moved" if not left else f"{left} of its sessions had not moved and are rebuilt"
+    gone = "it has ended" if drained["is_gone"] else "it was told to end and has not yet"
+    click.echo(f"drained {node} in {drained['took_s']:.1f} s: {moved}; {gone}")
+
+
+def run_live_plan(gateway: str, token: str | None, *, as_json: bool) -> None:
+    """Print the plan that is in force at a gateway.
+
+    Raises:
+        click.ClickException: The gateway cannot be reached or refuses, or gives its nodes no ranges.
+    """
+    mesh = _call("GET", gateway, "/mesh", token, ANSWER_S_MAX)
+    plan = mesh.get("plan")
+    if plan is None:
+        raise click.ClickException(f"{gateway} makes no plans")
+    click.echo(json.dumps(plan, indent=2) if as_json else "\n".join(live_plan_text(mesh, plan)))
+
+
+def live_plan_text(mesh: dict[str, Any], plan: dict[str, Any]) -> Iterator[str]:
+    """The plan as lines for people."""
+    if plan["sessions"] is not None:
+        yield (
+            f"{mesh['num_layers']} layers, planned for {plan['objective']}; "
+            f"{plan['sessions']} sessions of {plan['context_len']} tokens"
+        )
+    yield f"  in force      {_since(plan)}"
+    yield f"  one answer    {_rate(plan['predicted_tokens_per_s'])} predicted"
+    yield f"                {_rate(plan['observed_tokens_per_s'])} observed in the last minute"
+    if plan["pending"]:
+        yield f"  pending       {plan['pending']}"
+    if not mesh["ready"]:
+        yield f"  not ready     {mesh['reason']}"
+    yield ""
+    for stage in plan["stages"]:
+        for number, node in enumerate(stage["nodes"]):
+            yield _node_line(stage["layers"], node, is_replica=number > 0)
+            yield f"    {_times(node)}"
+    for name in plan["left_out"]:
+        yield f"{name}  holds nothing"
+
+
+def _since(plan: dict[str, Any]) -> str:
+    if plan["reason"] is None:
+        return "none"
+    return f"for {duration_text(plan['adopted_s_ago'])}: {plan['reason']}"
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "not known" if tokens_per_s is None else f"{tokens_per_s:.3g} tokens/s"
+
+
+def _node_line(layers: list[int], node: dict[str, Any], *, is_replica: bool) -> str:
+    line = f"{node['node']}  {'replica ' if is_replica else ''}layers {layers[0]}:{layers[1]}, {node['state']}"
+    if node["given"]:
+        return f"{line}, a range of its own"
+    return (
+        f"{line}, {size_text(node['weights_bytes'])} weights + {size_text(node['kv_bytes'])} K/V of "
+        f"{size_text(node['memory_bytes'])}"
+    )
+
+
+def _times(node: dict[str, Any]) -> str:
+    predicted = node["predicted_token_ms"]
+    expected = "nothing predicted" if predicted is None else f"{predicted:.3g} ms a token predicted"
+    if not node["observed_steps"]:
+        return f"{expected}, no step in the last minute"
+    return (
+        f"{expected}, {node['observed_token_ms']:.3g} ms observed: {node['observed_compute_ms']:.3g} ms compute, "
+        f"{node['observed_link_ms']:.3g} ms link; {node['observed_queue_ms']:.3g} ms more in its queue"
+    )
+
+
+def _call(method: str, gateway: str, path: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        response = httpx.request(method, gateway.rstrip("/") + path, headers=headers, timeout=timeout_s)
+        body = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise click.ClickException(f"{gateway} gives no answer of a gateway: {error}") from error
+    if response.is_error:
+        problem = body.get("error") if isinstance(body, dict) else None
+        said = problem.get("message") if isinstance(problem, dict) else None
+        raise click.ClickException(said or f"{gateway} answered with HTTP {response.status_code}")
+    return dict(body)

@@ -1,0 +1,258 @@
+"""A live fleet in memory: nodes join, get ranges, fail, restart and leave, while answers go on with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.fleet.drain import REPLACED_S_MAX, DrainRefused
+from gateway.fleet.state import DEFAULT_POLICY
+from gateway.generation_request import Token
+from shared.cli.operate import live_plan_text
+from tests.support.live_fleet import LiveFleet, live_fleet, machine
+from tests.support.memory_mesh import SEEDED, expected, idle
+from tests.support.scripted_node import MODEL
+
+PAGE = Path(__file__).parents[4] / "docs" / "operations.md"
+
+
+async def stream(fleet: LiveFleet, seen: list[int], max_tokens: int, pause_s: float = 0.5) -> None:
+    """Read one answer slowly."""
+    request = fleet.mesh.request(max_tokens, sampling=SEEDED)
+    async with fleet.mesh.generator.generation(request) as tokens:
+        async for token in tokens:
+            assert isinstance(token, Token)
+            seen.append(token.id)
+            await fleet.mesh.clock.sleep(pause_s)
+
+
+async def test_nodes_that_join_are_given_the_model_between_them() -> None:
+    """And serve. Each was told once, where to find the files as well."""
+    async with live_fleet() as fleet:
+        nodes = [fleet.join(node, machine=machine(3)) for node in "ab"]
+        await fleet.until_ready()
+        assert sorted(fleet.held().values()) == ["0:3", "3:6"]
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+        (load,) = nodes[0].loads
+        assert (load.model, load.model_name, load.files) == (MODEL, "scripted", "/files")
+        assert [len(node.loads) for node in nodes] == [1, 1]
+        await idle()
+        fleet.mesh.assert_nothing_left()
+
+
+async def test_nodes_with_ranges_of_their_own_take_part() -> None:
+    """The plan fills what one that is dialled leaves open."""
+    async with live_fleet(("2:4",)) as fleet:
+        fleet.join("x", machine=machine(2))
+        fleet.join("y", machine=machine(2))
+        await fleet.until_ready()
+        assert sorted(fleet.held().values()) == ["0:2", "2:4", "4:6"]
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+
+
+async def test_a_restarted_node_gets_its_range_back_and_the_stream_goes_on() -> None:
+    """It waits for the load, within the failover's time."""
+    async with live_fleet() as fleet:
+        first = fleet.join("a", machine=machine(3))
+        fleet.join("b", machine=machine(3))
+        await fleet.until_ready()
+        had, seen = fleet.held(), list[int]()
+        reading = asyncio.ensure_future(stream(fleet, seen, 8))
+        await fleet.mesh.until(lambda: len(seen) == 3)
+        first.restart()
+        await fleet.mesh.drive(reading)
+        assert seen == expected(8, sampling=SEEDED)
+        assert fleet.held() == had
+        assert len(first.loads) == 2
+        await idle()
+        fleet.mesh.assert_nothing_left()
+
+
+async def test_a_lost_node_is_replaced_and_the_stream_goes_on() -> None:
+    """Its range goes to a third one, which the plan had left over: before the grace is over."""
+    async with live_fleet() as fleet:
+        for node in "abc":
+            fleet.join(node, machine=machine(3))
+        await fleet.until_ready()
+        await fleet.mesh.until(lambda: len(fleet.held()) == 3)
+        held = fleet.held()
+        lone = next(node for node in held if list(held.values()).count(held[node]) == 1)
+        await _lose(fleet, lone)
+        held = fleet.held()
+        assert sorted(held.values()) == ["0:3", "3:6"]
+
+
+async def _lose(fleet: LiveFleet, node: str) -> None:
+    seen: list[int] = []
+    reading = asyncio.ensure_future(stream(fleet, seen, 6))
+    await fleet.mesh.until(lambda: len(seen) == 2)
+    next(one for one in fleet.mesh.nodes if one.node_id == node).stop()
+    await fleet.mesh.drive(fleet.mesh.clock.sleep(DEFAULT_POLICY.grace_s + 5))
+    await fleet.until_ready()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_fleet_is_cut_anew_under_a_stream() -> None:
+    """Two slow nodes give way to a fast one; the answer goes over it in its middle."""
+    async with live_fleet() as fleet:
+        for node in "ab":
+            fleet.join(node, machine=machine(3, layer_ms=50))
+        await fleet.until_ready()
+        seen: list[int] = []
+        reading = asyncio.ensure_future(stream(fleet, seen, 40))
+        await fleet.mesh.until(lambda: len(seen) == 3)
+        fleet.join("fast", machine=machine(6, layer_ms=1))
+        await fleet.mesh.until(lambda: fleet.held().keys() == {"fast"})
+        await fleet.mesh.drive(reading)
+        assert seen == expected(40, sampling=SEEDED)
+        assert fleet.mesh.generator.totals.reroutes == 1
+        await idle()
+        fleet.mesh.assert_nothing_left()
+
+
+async def test_a_load_that_fails_is_given_to_others() -> None:
+    """And why it failed is shown."""
+    async with live_fleet() as fleet:
+        fleet.join("a", machine=machine(6, layer_ms=1), fails={"0:6": "out of memory"})
+        await fleet.mesh.until(lambda: fleet.mesh.mesh.links[0].load_error is not None)
+        fleet.join("b", machine=machine(6, layer_ms=9))
+        await fleet.until_ready()
+        assert fleet.held() == {"b": "0:6"}
+        shown = {figures["id"]: figures for figures in fleet.mesh.view.snapshot()["nodes"]}
+        assert shown["a"]["load_error"] == "out of memory"
+        assert shown["a"]["state"] == "failed"
+
+
+async def test_a_cut_that_a_node_refuses_is_made_elsewhere() -> None:
+    """Both are told anew."""
+    async with live_fleet() as fleet:
+        refusing = {"fails": {"3:6": "cut refused"}, "refused_cuts": (3,)}
+        for node in "ab":
+            fleet.join(node, machine=machine(4), **refusing)
+        await fleet.until_ready()
+        assert sorted(fleet.held().values()) in (["0:2", "2:6"], ["0:4", "4:6"])
+        assert fleet.mesh.view.snapshot()["plan"]["refused_cuts"] == [3]
+
+
+# --- draining --------------------------------------------------------------------------------------
+
+
+async def test_a_drained_node_leaves_without_a_stream_noticing() -> None:
+    """Its replica has its sessions by then, no step has failed, and it was told to go."""
+    async with live_fleet() as fleet:
+        for node in "abcd":
+            fleet.join(node, machine=machine(3))
+        await fleet.mesh.until(lambda: len(fleet.held()) == 4)
+        seen: list[int] = []
+        reading = asyncio.ensure_future(stream(fleet, seen, 12))
+        await fleet.mesh.until(lambda: len(seen) == 3)
+        busy = next(node for node in fleet.mesh.nodes if node.sessions)
+        draining = asyncio.ensure_future(fleet.drainer.drain(busy.node_id))
+        drained = await fleet.mesh.drive(draining)
+        await fleet.mesh.drive(reading)
+        assert (drained.sessions_left, drained.is_gone) == (0, True)
+        assert seen == expected(12, sampling=SEEDED)
+        totals = fleet.mesh.generator.totals
+        assert (totals.misses, totals.moves + totals.reroutes) == (0, 1)
+        assert busy.drains == 1  # type: ignore[attr-defined]
+
+
+async def test_a_node_is_replaced_before_it_is_told_to_go() -> None:
+    """No replica was there: a newcomer loads its range first, and requests are served all the time."""
+    async with live_fleet() as fleet:
+        nodes = {node: fleet.join(node, machine=machine(3)) for node in "ab"}
+        await fleet.until_ready()
+        draining = asyncio.ensure_future(fleet.drainer.drain("a"))
+        await fleet.mesh.drive(fleet.mesh.clock.sleep(10.0))
+        assert nodes["a"].drains == 0
+        assert "leaving" in fleet.fleet.pending
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+        fleet.join("c", machine=machine(3))
+        assert (await fleet.mesh.drive(draining)).is_gone
+        assert fleet.held().keys() >= {"b", "c"}
+        nodes["a"].reachable = False
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+
+
+async def test_a_node_that_nothing_can_replace_stays() -> None:
+    """The reason says what would be missing."""
+    async with live_fleet() as fleet:
+        fleet.join("a", machine=machine(6))
+        await fleet.until_ready()
+        started_s = fleet.mesh.clock.monotonic()
+        with pytest.raises(DrainRefused, match="without it no node is connected") as refused:
+            await fleet.mesh.drive(fleet.drainer.drain("a"))
+        assert refused.value.code == "no_replacement"
+        assert fleet.mesh.clock.monotonic() - started_s <= REPLACED_S_MAX + 1
+        await fleet.mesh.drive(fleet.mesh.clock.sleep(5.0))
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+
+
+async def test_who_is_drained_twice_or_not_there() -> None:
+    """Both are said at once."""
+    async with live_fleet() as fleet:
+        fleet.join("a", machine=machine(6))
+        await fleet.until_ready()
+        draining = asyncio.ensure_future(fleet.drainer.drain("a"))
+        await idle()
+        with pytest.raises(DrainRefused, match="already"):
+            await fleet.mesh.drive(fleet.drainer.drain("a"))
+        with pytest.raises(DrainRefused, match="no node called x"):
+            await fleet.mesh.drive(fleet.drainer.drain("x"))
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+        assert not fleet.fleet.members.leaving, "who asked has left, so it stays"
+
+
+async def test_a_node_that_says_that_it_leaves_is_replaced() -> None:
+    """As after SIGTERM: the plan goes on without it while it serves on."""
+    async with live_fleet() as fleet:
+        nodes = {node: fleet.join(node, machine=machine(3)) for node in "abc"}
+        await fleet.mesh.until(lambda: len(fleet.held()) == 3)
+        held = fleet.held()
+        lone = next(node for node in held if list(held.values()).count(held[node]) == 1)
+        spare = next(node for node in held if node != lone)
+        nodes[lone].drain()
+        await fleet.mesh.until(
+            lambda: fleet.held().get(spare) == held[lone] or sorted(fleet.held().values()) == ["0:3", "3:6"]
+        )
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+
+
+# --- what is shown ---------------------------------------------------------------------------------
+
+
+async def test_every_figure_of_a_plan_is_explained() -> None:
+    """docs/operations.md names the keys of the plan, and no others."""
+    async with live_fleet() as fleet:
+        fleet.join("a", machine=machine(6))
+        await fleet.until_ready()
+        await fleet.mesh.drive(fleet.mesh.generate(12))
+        plan = fleet.mesh.view.snapshot()["plan"]
+    section = PAGE.read_text().partition("## The plan\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
+    explained = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert explained == set(plan) | set(plan["stages"][0]) | set(plan["stages"][0]["nodes"][0])
+    assert plan["reason"] == "the first plan"
+    assert plan["stages"][0]["nodes"][0]["observed_steps"] > 0
+    assert plan["observed_tokens_per_s"] > 0
+    assert plan["predicted_tokens_per_s"] > 0
+
+
+async def test_people_are_shown_the_plan_in_words() -> None:
+    """What is in force and why, who holds what, and what came of the promise."""
+    async with live_fleet(("4:6",)) as fleet:
+        fleet.join("j", machine=machine(4))
+        await fleet.until_ready()
+        await fleet.mesh.drive(fleet.mesh.generate(12))
+        shown = fleet.mesh.view.snapshot()
+    lines = "\n".join(live_plan_text(shown, shown["plan"]))
+    assert "6 layers, planned for latency; 1 sessions of 16 tokens" in lines
+    assert "the first plan" in lines
+    assert re.search(r"[\d.]+ tokens/s observed in the last minute", lines)
+    assert "j  layers 0:4, ready, 4 KiB weights" in lines
+    assert "a  layers 4:6, ready, a range of its own" in lines
