@@ -69,6 +69,7 @@ class NodeLink(KnownNode):
     def __init__(self, url: str, *, clock: Clock, on_change: Callable[[], None], joined: bool = False) -> None:
         super().__init__(url, on_change=on_change, joined=joined)
         self.connects = 0
+        self.lost_at: float | None = None
         self._clock = clock
         self._link: OpenLink | None = None
         self._ousted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,6 +85,10 @@ class NodeLink(KnownNode):
     def is_open(self) -> bool:
         """Whether steps can be asked now."""
         return self._link is not None
+
+    def away_s(self) -> float | None:
+        """How long a node that was connected has been away; None while it is there, or has never been."""
+        return None if self.lost_at is None else self._clock.monotonic() - self.lost_at
 
     @property
     def quiet_s(self) -> float:
@@ -203,7 +208,7 @@ class NodeLink(KnownNode):
     def _adopt(self, link: OpenLink) -> None:
         self.introduce(link)
         self.connects += 1
-        self.last_error = None
+        self.last_error = self.lost_at = None
         self._link = link
         self._ousted = asyncio.get_running_loop().create_future()
         self._ended.clear()
@@ -215,7 +220,7 @@ class NodeLink(KnownNode):
 
     def _abandon(self, link: OpenLink, failure: MeshError) -> None:
         self._link = None
-        self.last_error = failure
+        self.last_error, self.lost_at = failure, self._clock.monotonic()
         self.round_trip_s = None
         self.load_progress = None
         add_counters(self._past_counters, link.counters)
