@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -114,8 +114,8 @@ def _has_float16_kernels() -> bool:
 def _absence(device: torch.device) -> str:
     """Why a device is not there."""
     if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if not torch.backends.cuda.is_built():
+        count, cuda_backend = torch.cuda.device_count(), cast(Any, torch.backends.cuda)
+        if not cuda_backend.is_built():
             return "this torch was built without CUDA"
         return f"torch sees {count} CUDA devices, cuda:0 to cuda:{count - 1}" if count else "torch sees no CUDA device"
     if device.type == "mps":
