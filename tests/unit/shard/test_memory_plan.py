@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from shard import load
+from shard import load, stage_runner
+from shard.held_range import Loading
 from shard.machine import Memory
 from shard.memory_plan import MemoryPlan, state_memory
 from shard.settings import KvLimits
+from shard.stage_runner import StageRunner
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
+from shared.models.folder import ModelFolder
 from shared.models.range_memory import CAPACITY_MIN, RangeMemory
 from tests.conftest import TinyModels
 from tests.unit.shard.test_settings import settings
@@ -79,21 +82,35 @@ def test_a_model_that_cannot_be_measured_is_not_refused(tiny_model: TinyModels, 
     assert [line["event"] for line in logs] == ["stage.memory_unknown"]
 
 
+def load_llama(folder: Path, progress: list[int], *, joined: bool = False) -> StageRunner:
+    """Load layers 0:2 as a node does: a range of its own, or one that a gateway gave it."""
+    given = replace(settings("127.0.0.1:0"), device="cpu", layers=None if joined else LayerRange(0, 2))
+    loading = Loading(lambda done, _: progress.append(done), lambda: None, lambda *_: None)
+    return load.load_runner(given, ModelFolder(folder, "llama", "f"), LayerRange(0, 2), loading)
+
+
 def test_nothing_is_read_of_a_range_that_does_not_fit(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch):
     """The refusal comes before the first byte."""
     monkeypatch.setattr(load, "device_memory", lambda _: Memory(0, 1000, 2000))
     progress: list[int] = []
     with pytest.raises(LoadFailed, match=r"1000 bytes of 1\.95 KiB are free"):
-        load.load_runner(settings("127.0.0.1:0"), tiny_model("llama"), lambda done, _: progress.append(done))
+        load_llama(tiny_model("llama"), progress)
     assert progress == []
+
+
+def test_a_range_that_a_gateway_gave_may_wait_for_the_one_before(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
+):
+    """What is free while another range is held says nothing: `make_room` decides."""
+    monkeypatch.setattr(load, "device_memory", lambda _: Memory(0, 1000, 2000))
+    progress: list[int] = []
+    assert load_llama(tiny_model("llama"), progress, joined=True).weight_bytes == progress[-1]
 
 
 def test_what_a_step_works_in_is_not_offered_to_sessions(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch):
     """The default budget is a share of what is left beside it."""
-    from shard import stage_runner
-
     monkeypatch.setattr(stage_runner, "device_memory", lambda _: PLENTY)
-    runner = load.load_runner(replace(settings("127.0.0.1:0"), device="cpu"), tiny_model("llama"), lambda *_: None)
+    runner = load_llama(tiny_model("llama"), [])
     assert 0 < runner.memory_free_bytes() < PLENTY.free_bytes
     assert runner.memory_limit_bytes == PLENTY.limit_bytes
     assert runner.memory_used_bytes() > runner.weight_bytes > 0
