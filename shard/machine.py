@@ -76,11 +76,6 @@ def _reclaimable(group: Path) -> int:
     return sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
-def resident_bytes() -> int:
-    """What this process has in memory."""
-    return int(psutil.Process().memory_info().rss)
-
-
 def _read_count(path: Path) -> int | None:
     """The number in a control group's file; None where there is none, or no limit (``max``)."""
     try:
