@@ -38,8 +38,10 @@ def model(
 
 
 def machine(name: str, memory_mb: int = 4096, ms: float = 1.0, **fields: Any) -> Machine:
-    """A machine on a link that takes no time."""
-    return Machine(name=name, memory_bytes=memory_mb * MB, decode_s_per_layer=ms / 1000, **fields)
+    """A machine on a link that takes no time; its process takes 512 MB."""
+    return Machine(
+        name=name, memory_bytes=memory_mb * MB, decode_s_per_layer=ms / 1000, runtime_bytes=512 * MB, **fields
+    )
 
 
 def ranges(plan: Plan) -> dict[str, str]:
