@@ -12,7 +12,6 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advi
 import asyncio
 import logging
 import socket
-import sys
 import time
 import uuid
 from typing import Any
@@ -37,11 +36,13 @@ from gateway.tokenizer import ChatTokenizer, TokenizerError, load_tokenizer
 from shared.cli.display import open_display
 from shared.clock import SystemClock
 from shared.log import configure_logging
+from shared.models.catalogue import find_entry
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import ModelFolder, read_config
 from shared.models.source import resolve_outline
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
+from shared.process_end import end_process
 
 EXIT_BAD_SETTING = 2
 EXIT_INTERRUPTED = 130
@@ -95,6 +96,11 @@ def find_model(settings: GatewaySettings) -> ModelFolder:
         raise SettingError("--model", error.message) from error
 
 
+def own_names(asked: str, name: str) -> tuple[str, ...]:
+    """Names of a model that was given none: its own, and the catalogue's name by which it was asked for."""
+    return tuple(dict.fromkeys((name, *([asked] if find_entry(asked) else []))))
+
+
 def read_tokenizer(settings: GatewaySettings, folder: ModelFolder) -> ChatTokenizer:
     """The model's tokenizer.
 
@@ -135,7 +141,9 @@ async def serve(
     fleet = create_fleet(generator, fleet_model, folder.path, settings.fleet)
     state = GatewayState(
         model=ServedModel(
-            names=settings.served_names or (folder.name,), fingerprint=folder.fingerprint, created=int(time.time())
+            names=settings.served_names or own_names(settings.model, folder.name),
+            fingerprint=folder.fingerprint,
+            created=int(time.time()),
         ),
         tokenizer=tokenizer,
         generator=generator,
@@ -180,4 +188,4 @@ def _refuse(reason: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -73,7 +73,9 @@ class AdmissionQueue:
         """Why no route serves such a request; None when one does."""
         admission = self.admission
         route = find_route(self.mesh.nodes(), model=admission.model, num_layers=admission.num_layers, needs=needs)
-        return "; ".join([route.reason, *self.mesh.refusals()]) if isinstance(route, NoRoute) else None
+        if not isinstance(route, NoRoute):
+            return None
+        return "; ".join([route.reason, *self.mesh.absences(), *self.mesh.refusals()])
 
     async def _wait(self, turn: asyncio.Future[Admitted], demand: Demand) -> None:
         queue_timeout_s, route_wait_s = self._limits_s(demand)

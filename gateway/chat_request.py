@@ -48,6 +48,7 @@ class AnswerAsked:
         n: How many choices.
         max_tokens: Of each.
         max_tokens_param: The name under which that came, for messages.
+        max_tokens_is_bound: It is an upper bound: where the context has less room, the answer is that much shorter.
         stop: Strings that end an answer.
         include_stop: Whether a stop string is shown.
         logprobs: How many alternatives to each token; None for no log-probabilities at all.
@@ -58,11 +59,17 @@ class AnswerAsked:
     n: int = 1
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
+    max_tokens_is_bound: bool = False
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
     token_ids: bool = False
+
+    @property
+    def tokens_that_must_fit(self) -> int | None:
+        """Tokens for which the context must have room beside the prompt; None for at least one."""
+        return None if self.max_tokens_is_bound else self.max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ An answer's grammar is put together from named pieces: one that says where reaso
 (`Piece.lark`), and one for each thing that a caller constrains (a schema, an expression, a grammar of the caller's
 own). llguidance keeps the pieces' names apart, so a caller's rules never meet ours.
 
-Between the tokens of JSON there may be nothing, one space, or one line break with up to `INDENT_CHARS_MAX`
-characters of indentation: room for both compact and pretty-printed JSON, and none for a model that would go on with
-white space for ever.
+Behind a comma or colon of JSON there may be one space, and between any of its tokens one line break with up to
+`INDENT_CHARS_MAX` characters of indentation: room for compact and pretty-printed JSON as everybody writes it, and none
+for a model that would put spaces before commas, or go on with white space for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from gateway.openai_errors import ApiError, invalid_value
 from shared.fields import GRAMMAR_CHARS_MAX, GRAMMAR_START_FUEL, GRAMMAR_STEP_FUEL
 
 INDENT_CHARS_MAX = 16
-WHITESPACE = rf"( |\n[ \t]{{0,{INDENT_CHARS_MAX}}})"
+LINE_BREAK = rf"\n[ \t]{{0,{INDENT_CHARS_MAX}}}"
+_SPACING = {"whitespace_pattern": LINE_BREAK, "item_separator": ", ?", "key_separator": ": ?"}
 REASON_CHARS_MAX = 300
 """How much of llguidance's reason is repeated: it quotes the grammar."""
 COMPILED_MAX = 64
@@ -72,7 +73,7 @@ def json_piece(name: str, schema: Mapping[str, Any], *, strict: bool) -> Piece:
         strict: False lets keywords go unenforced that cannot be, and takes `oneOf` for `anyOf`; otherwise
             `compile_pieces` refuses them.
     """
-    options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": not strict}
+    options = {**_SPACING, "lenient": not strict, "coerce_one_of": not strict}
     return Piece(name=name, schema={**(schema or {"type": "object"}), "x-guidance": options})
 
 

@@ -148,6 +148,15 @@ class Mesh:
             if not link.is_open and isinstance(link.last_error, HandshakeRefused)
         ]
 
+    def absences(self) -> list[str]:
+        """Which nodes were there and are away, since when and why, in words for people."""
+        return [
+            f"{link.info.node} ({link.info.layers}) has been away for {away_s:.0f} s: "
+            f"{link.last_error.code if link.last_error else 'unknown'}"
+            for link in self.links
+            if link.info is not None and (away_s := link.away_s()) is not None
+        ]
+
     async def run(self) -> None:
         """Keep the dialled links up until cancelled, and close them then."""
         async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,7 @@ from gateway.fleet.view import plan_figures
 from gateway.generation import Generator
 from gateway.mesh import Mesh
 from gateway.node_link import NodeLink
-from gateway.registry import NoRoute, find_route
+from gateway.registry import NoRoute, find_route, uncovered
 from gateway.waiting import wait_first
 from shared.clock import Clock
 from shared.errors import LinkClosed
@@ -43,6 +43,16 @@ class MeshView:
     def missing_route(self) -> str | None:
         """Why no route exists, in words; None when one does."""
         return self._generator.missing_route()
+
+    def readiness(self) -> dict[str, Any]:
+        """Why there is no route, which layers lack, and who is there, as JSON values; nothing is asked of the nodes."""
+        admission = self._generator.admission
+        gaps = uncovered(self._mesh.nodes(), model=admission.model, num_layers=admission.num_layers)
+        return {
+            "reason": self.missing_route(),
+            "missing_layers": [[gap.start, gap.end] for gap in gaps],
+            "nodes": [_presence(link, is_used=self._mesh.is_used(link)) for link in self._mesh.links],
+        }
 
     async def refresh(self, timeout_s: float = 1.0) -> None:
         """Ask every node for its figures now. A node that does not answer in time keeps its old ones."""
@@ -112,11 +122,39 @@ def _node_figures(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
         "joined": link.joined,
         "url": link.url,
         "state": _state(link, is_used=is_used),
+        "away_s": _away_s(link),
         **_stats_figures(link.stats),
         "load_progress": _load_progress(link),
         "load_error": link.load_error,
         "waiting_steps": link.waiting,
         "link": _link_figures(link),
+    }
+
+
+def _presence(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
+    info = link.info
+    return {
+        "id": info.node if info else None,
+        "url": link.url,
+        "layers": [info.layers.start, info.layers.end] if info else None,
+        "state": _state(link, is_used=is_used),
+        "away_s": _away_s(link),
+        **_memory_figures(link.stats),
+    }
+
+
+def _away_s(link: NodeLink) -> float | None:
+    away_s = link.away_s()
+    return None if away_s is None else round(away_s, 3)
+
+
+def _memory_figures(stats: NodeStats | None) -> dict[str, int | None]:
+    if stats is None:
+        return {"memory_bytes": None, "memory_limit_bytes": None, "weights_bytes": None}
+    return {
+        "memory_bytes": stats.memory_bytes or None,
+        "memory_limit_bytes": stats.memory_limit_bytes or None,
+        "weights_bytes": stats.weights_bytes or None,
     }
 
 
@@ -163,6 +201,7 @@ def _stats_figures(stats: NodeStats | None) -> dict[str, Any]:
         "evictions": stats.evictions,
         "errors": stats.errors,
         "busy_ms": round(stats.busy_us / 1000, 3),
+        **_memory_figures(stats),
     }
 
 

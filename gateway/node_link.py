@@ -71,6 +71,7 @@ class NodeLink(KnownNode):
         self.connects = 0
         self.demand: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.granted: int | None = None
+        self.lost_at: float | None = None
         self._clock = clock
         self._link: OpenLink | None = None
         self._ousted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,6 +87,10 @@ class NodeLink(KnownNode):
     def is_open(self) -> bool:
         """Whether steps can be asked now."""
         return self._link is not None
+
+    def away_s(self) -> float | None:
+        """How long a node that was connected has been away; None while it is there, or has never been."""
+        return None if self.lost_at is None else self._clock.monotonic() - self.lost_at
 
     @property
     def quiet_s(self) -> float:
@@ -205,7 +210,7 @@ class NodeLink(KnownNode):
     def _adopt(self, link: OpenLink) -> None:
         self.introduce(link)
         self.connects += 1
-        self.last_error = None
+        self.last_error = self.lost_at = None
         self._link = link
         self._ousted = asyncio.get_running_loop().create_future()
         self._ended.clear()
@@ -217,7 +222,7 @@ class NodeLink(KnownNode):
 
     def _abandon(self, link: OpenLink, failure: MeshError) -> None:
         self._link = None
-        self.last_error = failure
+        self.last_error, self.lost_at = failure, self._clock.monotonic()
         self.round_trip_s = None
         self.granted = None
         self.load_progress = None

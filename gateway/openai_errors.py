@@ -55,9 +55,12 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:
-        """The JSON body, all four keys present."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json_bytes({"error": error})
+        """The JSON body."""
+        return json_bytes({"error": self.fields()})
+
+    def fields(self) -> dict[str, str | None]:
+        """What its body says of it, all four keys present."""
+        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
 
 
 def json_bytes(value: object) -> bytes:

@@ -85,6 +85,21 @@ def longest_context(nodes: Iterable[NodeInfo], *, model: str, num_layers: int) -
     return 0
 
 
+def uncovered(nodes: Iterable[NodeInfo], *, model: str, num_layers: int) -> list[LayerRange]:
+    """The layers that no ready node holds, as ranges."""
+    usable = [node.layers for node in nodes if _is_usable(node, model, num_layers)]
+    held = {layer for layers in usable for layer in range(layers.start, layers.end)}
+    gaps: list[LayerRange] = []
+    for layer in range(num_layers):
+        if layer in held:
+            continue
+        if gaps and gaps[-1].end == layer:
+            gaps[-1] = LayerRange(gaps[-1].start, layer + 1)
+        else:
+            gaps.append(LayerRange(layer, layer + 1))
+    return gaps
+
+
 @dataclass(frozen=True, slots=True)
 class _Path:
     num_hops: int

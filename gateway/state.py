@@ -46,6 +46,10 @@ class MeshView(Protocol):
         """Why no full route exists, in words; None when one does."""
         ...
 
+    def readiness(self) -> dict[str, Any]:
+        """The content of GET /readyz: `reason` (None when there is a route), `missing_layers`, `nodes`."""
+        ...
+
     async def refresh(self) -> None:
         """Ask the nodes for their figures, within a second or so."""
         ...
@@ -88,8 +92,13 @@ class ServedModel:
         Raises:
             ApiError: 404 for any other.
         """
-        if name != ANY_MODEL and name not in self.names:
+        if name not in self.accepted:
             raise model_not_found(name, self.name)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Every name that it answers to, its own first."""
+        return tuple(dict.fromkeys((*self.names, ANY_MODEL)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

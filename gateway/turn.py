@@ -130,7 +130,7 @@ async def tokenize(chat: ChatRequest, tokenizer: ChatTokenizer, *, size: int) ->
         raise context_length_exceeded(
             context_len=tokenizer.context_len,
             prompt_tokens=error.tokens_min,
-            max_tokens=chat.answer.max_tokens,
+            max_tokens=chat.answer.tokens_that_must_fit,
             param=chat.answer.max_tokens_param,
             at_least=True,
         ) from error
@@ -154,15 +154,17 @@ async def compile_grammar(chat: ChatRequest, tokenizer: ChatTokenizer, prompt_ta
 def fit_answer(asked: AnswerAsked, *, prompt_tokens: int, context_len: int) -> int:
     """How many tokens the answer may have: what was asked for, or the rest of the window.
 
+    What is only a bound is lowered to that rest.
+
     Raises:
         ApiError: 400 `context_length_exceeded` when prompt and answer do not fit together.
     """
-    room = context_len - prompt_tokens
-    if room < (1 if asked.max_tokens is None else asked.max_tokens):
+    room, must_fit = context_len - prompt_tokens, asked.tokens_that_must_fit
+    if room < (1 if must_fit is None else must_fit):
         raise context_length_exceeded(
             context_len=context_len,
             prompt_tokens=prompt_tokens,
-            max_tokens=asked.max_tokens,
+            max_tokens=must_fit,
             param=asked.max_tokens_param,
         )
-    return room if asked.max_tokens is None else asked.max_tokens
+    return room if asked.max_tokens is None else min(room, asked.max_tokens)

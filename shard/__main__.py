@@ -9,7 +9,6 @@ require_extra("shard")  # before the imports that would end in a traceback
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,11 +18,14 @@ from typing import Any
 
 import click
 
+from shard.device_check import check_device
 from shard.find_weights import find_weights
 from shard.held_range import Assignment, Loading, LoadRange, ServedModel
 from shard.identity import take_identity
 from shard.join import Join
+from shard.machine import physical_cores
 from shard.machine_info import describe_machine
+from shard.neighbours import announced, warn_of_threads
 from shard.node import Node, stopped_by_signals
 from shard.options import node_options, read_settings
 from shard.runner import Runner
@@ -41,6 +43,7 @@ from shared.models.source import resolve_outline
 from shared.models.store import default_cache_dir
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
+from shared.process_end import end_process
 
 EXIT_BAD_SETTING = 2
 
@@ -76,6 +79,7 @@ def command(**options: Any) -> int:
     log_format = options["log_format"]
     configure_logging(level=options["log_level"], json=None if log_format == "auto" else log_format == "json")
     settings = read_settings(options)
+    check_device(settings.device)
     cache = options["cache_dir"] or default_cache_dir(os.environ)
     identity = None if settings.node_id else take_identity(cache, socket.gethostname())  # is held to the end
     start = Start(
@@ -87,13 +91,12 @@ def command(**options: Any) -> int:
     )
     if settings.joins:
         import_loader()
-    with asyncio.Runner(loop_factory=event_loop_factory()) as loop:
-        code, compute_ended = loop.run(serve(start))
-    if not compute_ended:
-        # A thread inside a native call cannot be ended, and the interpreter would tear down under it.
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    with (
+        announced(cache / "running", settings.threads) as others,
+        asyncio.Runner(loop_factory=event_loop_factory()) as loop,
+    ):
+        warn_of_threads(settings.threads, others, physical_cores())
+        return loop.run(serve(start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +157,8 @@ def find_model(name: str, cache_dir: Path | None) -> ModelFolder:
         raise SettingError("--model", error.message) from error
 
 
-async def serve(start: Start) -> tuple[int, bool]:
-    """Run the node. Returns its exit code, and whether its compute threads have ended.
+async def serve(start: Start) -> int:
+    """Run the node. Returns its exit code.
 
     Raises:
         SettingError: The address cannot be listened on.
@@ -180,9 +183,12 @@ async def serve(start: Start) -> tuple[int, bool]:
     )
     with stopped_by_signals(node.stop):
         try:
-            return await node.run(), node.compute_ended
+            code = await node.run()
         except OSError as error:
             raise SettingError("--listen", f"{settings.listen}: {error.strerror or error}") from error
+    if code and service.load_error is not None:
+        click.echo(f"error: {service.load_error}", err=True)
+    return code
 
 
 def import_loader() -> None:
@@ -237,4 +243,4 @@ def _refuse(reason: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

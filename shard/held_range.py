@@ -168,6 +168,7 @@ class HeldRange:
         self.store: SessionStore | None = None
         self.kv_room_bytes: int | None = None
         self._executor: Executor | None = None
+        self._runner: Runner | None = None
         self._limits = limits
         self._clock = clock
         self._load_runner = load
@@ -221,7 +222,7 @@ class HeldRange:
     def release_references(self) -> None:
         """Let go of sessions and weights: their memory goes back once the compute thread ends."""
         self._memory_is_wanted = True
-        self._executor = None
+        self._executor = self._runner = None
         self.store = None
 
     def sweep(self) -> None:
@@ -235,6 +236,13 @@ class HeldRange:
         steps = self._executor.figures() if self._executor else StepFigures()
         return RangeFigures(sessions, kv_bytes, self.compute.queued, Counter(drops), steps)
 
+    def memory_figures(self) -> tuple[int, int, int]:
+        """What the process has of its device's memory, what there is, and what the weights take; 0 until loaded."""
+        runner = self._runner
+        if runner is None:
+            return 0, 0, 0
+        return runner.memory_used_bytes(), runner.memory_limit_bytes, runner.weight_bytes
+
     # --- on the compute thread ---------------------------------------------------------------
 
     def _load(self) -> Executor:
@@ -247,6 +255,7 @@ class HeldRange:
         return self._create_executor(runner)
 
     def _create_executor(self, runner: Runner) -> Executor:
+        self._runner = runner
         keeps = self._limits.enabled and runner.supports_kv_cache
         bytes_max = self._limits.bytes_max or self._kv_budget(runner.memory_free_bytes())
         self.store = SessionStore(

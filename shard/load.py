@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
+from shard.device import device_memory
 from shard.held_range import Loading
 from shard.loader import load_stage
-from shard.machine import free_memory_bytes, resident_bytes
+from shard.memory_plan import state_memory
 from shard.range_files import fetch_entries
 from shard.room import Room
 from shard.settings import NodeSettings
@@ -31,8 +32,18 @@ def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange,
         loading: Told bytes done of bytes in all, first of what is fetched, then of what is read.
 
     Raises:
-        LoadFailed: The range cannot be fetched or loaded.
+        LoadFailed: The range cannot be fetched or loaded, or would not fit.
     """
+    working_bytes = 0
+
+    def check_memory(device: torch.device, dtype: str) -> None:
+        """Of a node that is given ranges, one may have to go first; what it is given fits its machine otherwise."""
+        nonlocal working_bytes
+        plan = state_memory(folder.path, layers, dtype, device_memory(device), settings.kv)
+        if plan is not None:
+            working_bytes = plan.need.working_bytes
+        if plan is not None and settings.layers is not None:
+            plan.check()
 
     def show(report: Progress) -> None:
         if report.unit == "bytes" and report.total:
@@ -50,17 +61,15 @@ def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange,
         layers,
         device=settings.device,
         dtype=settings.dtype,
+        check_memory=check_memory,
         fetch=fetch,
         progress=loading.progress,
         before_reading=lambda weight_bytes, device: loading.make_room(weight_bytes, lambda: measure_room(device)),
     )
-    return StageRunner(stage, tokenizer_json=folder.path / "tokenizer.json")
+    return StageRunner(stage, tokenizer_json=folder.path / "tokenizer.json", working_bytes=working_bytes)
 
 
 def measure_room(device: torch.device) -> Room:
     """A device's memory now. Memory that torch keeps for itself counts as free."""
-    if device.type == "cuda":
-        kept_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free_bytes = torch.cuda.mem_get_info(device)[0] + kept_bytes
-        return Room(free_bytes, torch.cuda.memory_allocated(device))
-    return Room(free_memory_bytes(), resident_bytes())
+    memory = device_memory(device)
+    return Room(memory.free_bytes, memory.used_bytes)

@@ -125,6 +125,7 @@ def load_stage(
     fetch: Callable[[Iterable[TensorEntry]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     before_reading: Callable[[int, torch.device], None] | None = None,
+    check_memory: Callable[[torch.device, str], None] | None = None,
 ) -> Stage:
     """Load a layer range of the model in a Hugging Face folder.
 
@@ -135,17 +136,23 @@ def load_stage(
         dtype: ``auto`` or a key of `shard.device.DTYPES`.
         fetch: Called with the range's tensors before they are read, to fetch those that the folder lacks.
         progress: Called with (bytes read, bytes in all) from whichever thread reads.
+        check_memory: Called first, with the device and the element type's name; raises `LoadFailed` where the range
+            would not fit.
         before_reading: Called with the bytes that the weights will take, and where; may wait, or refuse by raising.
 
     Raises:
         LoadFailed: See there for the codes.
     """
     plan = plan_range(model_dir, layers)
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
+    if kind.warning:
+        log.warning("dtype.slow", dtype=dtype, reason=kind.warning)
+    if check_memory is not None:
+        check_memory(where.device, str(kind.dtype).removeprefix("torch."))
     if fetch is not None:
         fetch(plan.entries.values())
     require_present(model_dir, plan.entries.values())
-    where = choose_device(device)
-    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
     weight_bytes = plan.weight_bytes(kind.dtype)
     if before_reading is not None:
         before_reading(weight_bytes, where.device)

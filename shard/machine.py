@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A device's memory as a process sees it.
+
+    Args:
+        used_bytes: What the process has there: resident on the machine's memory, reserved by torch on another device.
+        free_bytes: What it could still have now.
+        limit_bytes: What there is in all: the device's memory, or a container's limit.
+    """
+
+    used_bytes: int
+    free_bytes: int
+    limit_bytes: int
 
 
 def physical_cores() -> int:
@@ -16,18 +34,46 @@ def physical_cores() -> int:
     return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
-def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory that could be allocated now: the machine's, or what the container's limit leaves if that is less."""
-    available = int(psutil.virtual_memory().available)
-    limit, used = _read_count(cgroup / "memory.max"), _read_count(cgroup / "memory.current")
-    if limit is None or used is None:
-        return available
-    return max(0, min(available, limit - used))
+def machine_memory(cgroups: Path = _CGROUPS, own_cgroup: Path = _OWN_CGROUP) -> Memory:
+    """The machine's memory, or what a control group leaves of it where that is less."""
+    machine = psutil.virtual_memory()
+    free, limit = int(machine.available), int(machine.total)
+    for group in _groups(cgroups, own_cgroup):
+        group_limit, taken = _read_count(group / "memory.max"), _read_count(group / "memory.current")
+        if group_limit is None or taken is None:
+            continue
+        limit = min(limit, group_limit)
+        free = min(free, group_limit - taken + _reclaimable(group))
+    return Memory(resident_bytes(), max(0, free), limit)
 
 
 def resident_bytes() -> int:
     """What this process has in memory."""
     return int(psutil.Process().memory_info().rss)
+
+
+def _groups(cgroups: Path, own_cgroup: Path) -> Iterator[Path]:
+    """This process's control group and those around it, each of which may have a limit; within a container the root."""
+    try:
+        lines = own_cgroup.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    own = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
+    group = cgroups / own
+    yield group
+    while group != cgroups and cgroups in group.parents:
+        group = group.parent
+        yield group
+
+
+def _reclaimable(group: Path) -> int:
+    """Cached files, which count as the group's and give way to whoever needs memory."""
+    try:
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(" ", 1) for line in lines if " " in line)
+    return sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _read_count(path: Path) -> int | None:

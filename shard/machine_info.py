@@ -21,7 +21,7 @@ import orjson
 import structlog
 
 from shard.find_weights import local_models
-from shard.machine import free_memory_bytes, resident_bytes
+from shard.machine import machine_memory
 from shard.settings import NodeSettings
 from shared.messages import MachineInfo
 
@@ -101,7 +101,8 @@ def _default_memory_bytes(figures: MachineFigures) -> int:
         import torch  # noqa: PLC0415 - only CUDA itself knows
 
         return int(torch.cuda.mem_get_info(figures.device)[0] * (1 - RESERVE_SHARE))
-    return resident_bytes() + int(free_memory_bytes() * (1 - RESERVE_SHARE))
+    memory = machine_memory()
+    return memory.used_bytes + int(memory.free_bytes * (1 - RESERVE_SHARE))
 
 
 def _key(settings: NodeSettings, environ: Mapping[str, str]) -> str:

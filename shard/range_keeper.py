@@ -64,7 +64,7 @@ class KeepersNode(Protocol):
         """Give steps to what is held now, whose range they do not name: they are answered."""
         ...
 
-    def on_failed(self) -> None:
+    def on_failed(self, reason: str) -> None:
         """A range could not be loaded."""
         ...
 
@@ -271,7 +271,7 @@ class RangeKeeper:
         else:
             for answer in self._failed(held.assignment, reason):
                 self._node.send_to(self._askers, answer)
-        self._node.on_failed()
+        self._node.on_failed(reason)
 
     def _give_up_next(self) -> None:
         if self.next is None:

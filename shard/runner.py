@@ -90,6 +90,16 @@ class Runner(Protocol):
         ...
 
     @property
+    def weight_bytes(self) -> int:
+        """What its weights take."""
+        ...
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Its device's memory, or what this process may have of it."""
+        ...
+
+    @property
     def context_len(self) -> int:
         """Positions the model was trained for; 0 when unknown."""
         ...
@@ -125,7 +135,11 @@ class Runner(Protocol):
         ...
 
     def memory_free_bytes(self) -> int:
-        """Memory of its device that is free now."""
+        """Memory of its device that is free now for sessions: what a step works in is left out."""
+        ...
+
+    def memory_used_bytes(self) -> int:
+        """What this process has of its device's memory; may be asked from any thread, with every heartbeat."""
         ...
 
     def new_cache(self) -> HeldCache:

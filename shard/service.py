@@ -70,6 +70,7 @@ class NodeService:
         self.peers: set[Peer] = set()
         self.answers_discarded = 0
         self.on_drain_asked: Callable[[], None] = lambda: None
+        self.load_error: str | None = None
         self.on_load_failed: Callable[[], None] = lambda: None
         budget = MemoryBudget(machine.memory_bytes, machine.runtime_bytes) if machine else None
         self.keeper = RangeKeeper(self, node_id=node_id, limits=limits, clock=clock, load=load, budget=budget)
@@ -141,8 +142,9 @@ class NodeService:
         """Whether a peer of this name has a link."""
         return any(peer.name == name for peer in self.peers)
 
-    def on_failed(self) -> None:
+    def on_failed(self, reason: str) -> None:
         """A range could not be loaded."""
+        self.load_error = reason
         self.on_load_failed()
 
     def sweep(self) -> None:
@@ -199,7 +201,8 @@ class NodeService:
 
     def stats(self) -> NodeStats:
         """The figures of this moment."""
-        figures = self.keeper.figures()
+        figures, held = self.keeper.figures(), self.keeper.held
+        memory_bytes, memory_limit_bytes, weights_bytes = held.memory_figures() if held else (0, 0, 0)
         return NodeStats(
             state=self.state,
             sessions=figures.sessions,
@@ -210,6 +213,9 @@ class NodeService:
             evictions=dict(figures.drops),
             errors=dict(figures.steps.errors + self._refusals),
             busy_us=figures.steps.busy_us,
+            memory_bytes=memory_bytes,
+            memory_limit_bytes=memory_limit_bytes,
+            weights_bytes=weights_bytes,
         )
 
     def _heartbeat(self, peer: Peer, asked: Heartbeat) -> Heartbeat:

@@ -8,10 +8,10 @@ from pathlib import Path
 import structlog
 import torch
 
+from shard.device import device_memory, memory_used
 from shard.drawing import Matcher
 from shard.grammar_source import GrammarSource
 from shard.last_hop import begin_grammar, finish, needs_head_inputs
-from shard.machine import free_memory_bytes
 from shard.runner import Pass, PassOutput
 from shard.session import HeldCache
 from shard.session_cache import StageCache
@@ -37,10 +37,13 @@ class StageRunner:
     Args:
         stage: What it runs.
         tokenizer_json: The model's, for grammars; None follows none.
+        working_bytes: What its largest step takes while it runs.
     """
 
-    def __init__(self, stage: Stage, *, tokenizer_json: Path | None = None) -> None:
+    def __init__(self, stage: Stage, *, tokenizer_json: Path | None = None, working_bytes: int = 0) -> None:
         self._stage = stage
+        self._working_bytes = working_bytes
+        self.memory_limit_bytes = device_memory(stage.device).limit_bytes
         self._grammars = GrammarSource(tokenizer_json, stage.end_ids, stage.vocab_size)
 
     @property
@@ -79,6 +82,11 @@ class StageRunner:
         return self._stage.kv_bytes_per_token
 
     @property
+    def weight_bytes(self) -> int:
+        """What its weights take."""
+        return self._stage.weight_bytes
+
+    @property
     def context_len(self) -> int:
         """Positions the model was trained for; 0 when unknown."""
         return self._stage.context_len
@@ -114,10 +122,12 @@ class StageRunner:
         return ("score", "embed") if self._stage.is_last else ()
 
     def memory_free_bytes(self) -> int:
-        """Memory of its device that is free now."""
-        if self._stage.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._stage.device)[0])
-        return free_memory_bytes()
+        """Memory of its device that is free now for sessions: what a step works in is left out."""
+        return max(0, device_memory(self._stage.device).free_bytes - self._working_bytes)
+
+    def memory_used_bytes(self) -> int:
+        """What this process has of its device's memory."""
+        return memory_used(self._stage.device)
 
     def new_cache(self) -> StageCache:
         """An empty cache for one session."""

@@ -40,6 +40,8 @@ class LayerRange:
         start, colon, end = text.partition(":")
         if not colon or not start.isdecimal() or not end.isdecimal():
             raise ValueError(f"layer range must look like 0:12, got {text!r}")
+        if int(start) >= int(end):
+            raise ValueError(f"layer range {text} holds no layer: its start must be below its end")
         return cls(int(start), int(end))
 
 

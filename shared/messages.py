@@ -242,6 +242,9 @@ class NodeStats(Struct):
         evictions: Sessions dropped, by cause: `expired`, `evicted`, `released`, `cancelled`.
         errors: Steps that failed, by code.
         busy_us: Microseconds the compute thread spent in steps.
+        memory_bytes: What its process has of its device's memory; 0 when it does not say, like the next two.
+        memory_limit_bytes: The device's memory, or what the process may have of it.
+        weights_bytes: What its weights take of it.
     """
 
     state: NodeState = optional(one_of(("loading", "ready", "draining", "failed")), "ready")
@@ -253,6 +256,9 @@ class NodeStats(Struct):
     evictions: dict[str, int] = required(COUNTERS)
     errors: dict[str, int] = required(COUNTERS)
     busy_us: int = optional(COUNT, 0)
+    memory_bytes: int = optional(COUNT, 0)
+    memory_limit_bytes: int = optional(COUNT, 0)
+    weights_bytes: int = optional(COUNT, 0)
 
 
 # --- messages ----------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from litestar import Request, Response, get, post
 from litestar.datastructures import State
 
-from gateway.openai_errors import not_ready
+from gateway.openai_errors import json_bytes, not_ready
 from gateway.state import GatewayState
 
 
@@ -29,7 +31,13 @@ async def post_ping(request: Request[None, None, State]) -> Response[bytes]:
 
 def _readiness(request: Request[None, None, State]) -> Response[bytes]:
     gateway: GatewayState = request.app.state.gateway
-    missing = gateway.mesh.missing_route()
-    if missing is not None:
-        raise not_ready(f"The mesh cannot serve yet: {missing}")
-    return Response(b'{"status":"ready"}', media_type="application/json")
+    readiness = gateway.mesh.readiness()
+    reason = readiness.pop("reason")
+    if reason is None:
+        return _json({"status": "ready", **readiness})
+    error = not_ready(f"The mesh cannot serve yet: {reason}")
+    return _json({"error": error.fields(), **readiness}, status_code=error.status, headers=error.headers)
+
+
+def _json(content: dict[str, object], **settings: Any) -> Response[bytes]:
+    return Response(json_bytes(content), media_type="application/json", **settings)

@@ -14,9 +14,9 @@ OWNER = "meshnet"
 
 @get("/v1/models")
 async def list_models(request: Request[None, None, State]) -> Response[bytes]:
-    """The served model, under each of its names."""
+    """The served model, under each name it answers to."""
     gateway: GatewayState = request.app.state.gateway
-    models = [_describe(gateway, name) for name in gateway.model.names]
+    models = [_describe(gateway, name) for name in gateway.model.accepted]
     return _json({"object": "list", "data": models})
 
 

@@ -16,7 +16,7 @@ TABLE = ParameterTable(
         "model": "Required. The served name, or `default`.",
         "messages": "Required. Roles `user`, `assistant` and `system`; blocks `text`, `tool_use`, `tool_result`, "
         "`thinking`. A last message of the assistant's is continued.",
-        "max_tokens": "Required, at least 1. Prompt and answer must fit the context.",
+        "max_tokens": "Required, at least 1. More than the context has room for beside the prompt is lowered to that.",
         "system": "A string or text blocks.",
         "stop_sequences": "Up to 16 non-empty strings of up to 500 characters, found across token borders.",
         "stream": "Server-sent events.",

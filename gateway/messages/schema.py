@@ -70,7 +70,11 @@ def read_message_request(data: bytes, *, counts_only: bool = False) -> MessageRe
             top_p=read_positive_number(body, "top_p", 1.0, hint="; use temperature 0 for greedy answers"),
             top_k=read_integer(body, "top_k", 0, TOKENS_MAX),
         ),
-        answer=AnswerAsked(max_tokens=max_tokens, stop=read_stop(body.get("stop_sequences"), "stop_sequences")),
+        answer=AnswerAsked(
+            max_tokens=max_tokens,
+            max_tokens_is_bound=True,
+            stop=read_stop(body.get("stop_sequences"), "stop_sequences"),
+        ),
         tools=_read_tools(body),
         format=_read_format(body),
         template=template,

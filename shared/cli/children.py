@@ -18,6 +18,8 @@ LINE_BYTES_MAX: Final = 1024 * 1024
 STOP_TIMEOUT_S: Final = 15.0
 """Longer than a node lets open sessions go on after SIGTERM; then SIGKILL."""
 
+_REASON: Final = "error: "
+
 LineSink = Callable[[str, str], None]
 """Gets a child's name and one line of its output."""
 
@@ -79,6 +81,11 @@ class ChildFailed(Exception):
         self.name = name
         self.code = code
         self.tail = list(tail)
+
+    def reason(self) -> str | None:
+        """What it has said itself of why it ended: our programs end with one line that begins with ``error:``."""
+        said = [line.removeprefix(_REASON) for line in self.tail if line.startswith(_REASON)]
+        return said[-1] if said else None
 
 
 def describe_exit(code: int) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 
@@ -40,6 +41,7 @@ def run_up(settings: UpSettings) -> int:
     started_at = time.monotonic()
     try:
         require_free_port(settings.host, settings.port)
+        require_device(settings.device)
         with open_display() as display:
             model = _find_model(settings, display)
         ranges = _ranges(model, settings.nodes)
@@ -65,6 +67,21 @@ def require_free_port(host: str, port: int) -> None:
             f"cannot listen on {host} port {port} ({error.strerror or error}); "
             f"choose another: make up PORT={port + 1}, or meshnet up --port {port + 1}"
         ) from error
+
+
+def require_device(device: str) -> None:
+    """Whether nodes will be able to compute there, asked of torch, which this program does without.
+
+    Raises:
+        click.ClickException: Naming the device and what is wrong with it.
+    """
+    if device in ("auto", "cpu"):
+        return
+    command = [sys.executable, "-m", "shard.device_check", device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"the check ended with exit code {done.returncode}"]
+        raise click.ClickException(f"--device: {lines[-1].removeprefix('error: ')}")
 
 
 def usable_cores() -> int:
@@ -133,7 +150,9 @@ def _has_failed(serving: asyncio.Task[None]) -> bool:
     if serving.cancelled():
         return False
     error = serving.exception()
-    if isinstance(error, ChildFailed):
+    if isinstance(error, ChildFailed) and (reason := error.reason()):
+        click.echo(f"\nerror: {error.name}: {reason}", err=True)
+    elif isinstance(error, ChildFailed):
         click.echo(f"\nerror: {error}. Its last lines:", err=True)
         for line in error.tail or ["(it printed nothing)"]:
             click.echo(f"  {line}", err=True)

@@ -51,6 +51,9 @@ class ModelFacts:
         hidden_bytes: One position's hidden states on the wire.
         forbidden_cuts: Boundaries at which no range may end: layer `n` and `n - 1` must share a node.
         context_len: Positions it was trained for; 0 when it does not say.
+        vocab_size: Entries of the head.
+        step_bytes_per_token: Activations that the widest layer holds at once for one new position.
+        mask_bytes_per_pair: What the attention's mask takes for one new position and one that it may see.
 
     Raises:
         ValueError: If there is no layer, or a forbidden cut is none of the boundaries between layers.
@@ -64,6 +67,9 @@ class ModelFacts:
     hidden_bytes: int
     forbidden_cuts: frozenset[int] = frozenset()
     context_len: int = 0
+    vocab_size: int = 0
+    step_bytes_per_token: int = 0
+    mask_bytes_per_pair: int = 0
 
     def __post_init__(self) -> None:
         if not self.layers:

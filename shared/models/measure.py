@@ -20,11 +20,13 @@ from shared.models.facts import LayerFacts, ModelFacts
 from shared.models.fingerprint import stored_tensors
 from shared.models.folder import read_config, read_json, text_config
 from shared.models.slots import read_forbidden_cuts, read_slots
+from shared.models.step_sizes import MASK_FLAG_BYTES, activation_items
 from shared.models.tensors import TensorEntry
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What weights can be computed in."""
 _STORED: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_MATRIX_RANK: Final = 2
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)\.")
 _HEADS: Final = ("lm_head", "embed_out", "output", "head")
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -41,12 +43,13 @@ class _Sorted:
     rest: list[TensorEntry] = field(default_factory=list)
 
 
-def measure_model(folder: Path, dtype: str = "auto") -> ModelFacts:
-    """Read what a planner needs of the model in a folder.
+def measure_model(folder: Path, dtype: str = "auto", matrix_item_bytes: float | None = None) -> ModelFacts:
+    """Read what a planner, and a node before it loads, needs of the model in a folder.
 
     Args:
         folder: With `config.json` and safetensors.
         dtype: What it will be computed in: a key of `ITEM_BYTES`, or ``auto`` for what most of it is stored in.
+        matrix_item_bytes: Bytes of one element of the layers' matrices, scales included, where they are held quantized.
 
     Raises:
         ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
@@ -66,8 +69,8 @@ def measure_model(folder: Path, dtype: str = "auto") -> ModelFacts:
     return ModelFacts(
         layers=tuple(
             LayerFacts(
-                weight_bytes=_bytes_in_memory(parts.layers[index], item_bytes),
-                active_bytes=_active_bytes(parts.layers[index], item_bytes, chosen),
+                weight_bytes=_bytes_in_memory(parts.layers[index], item_bytes, matrix_item_bytes),
+                active_bytes=_active_bytes(parts.layers[index], item_bytes, matrix_item_bytes, chosen),
                 slot=slots[index],
             )
             for index in range(config.num_layers)
@@ -79,6 +82,9 @@ def measure_model(folder: Path, dtype: str = "auto") -> ModelFacts:
         hidden_bytes=config.hidden_size * item_bytes,
         forbidden_cuts=read_forbidden_cuts(text, config.num_layers),
         context_len=config.context_len,
+        vocab_size=config.vocab_size,
+        step_bytes_per_token=activation_items(text) * item_bytes,
+        mask_bytes_per_pair=item_bytes + MASK_FLAG_BYTES,
     )
 
 
@@ -108,16 +114,25 @@ def _stored_bytes(layers: Mapping[int, list[TensorEntry]]) -> int:
     return sum(tensor.nbytes for tensor in chain.from_iterable(layers.values()))
 
 
-def _bytes_in_memory(tensors: Iterable[TensorEntry], item_bytes: int) -> int:
-    """Floats take what they are computed in, anything else what it takes in the file."""
-    return sum(prod(tensor.shape) * item_bytes if tensor.dtype in _STORED else tensor.nbytes for tensor in tensors)
+def _bytes_in_memory(tensors: Iterable[TensorEntry], item_bytes: int, matrix_item_bytes: float | None = None) -> int:
+    """Floats take what they are computed in, matrices what they are quantized to, others what they take in the file."""
+    return sum(_tensor_bytes(tensor, item_bytes, matrix_item_bytes) for tensor in tensors)
 
 
-def _active_bytes(tensors: list[TensorEntry], item_bytes: int, chosen_share: float) -> int:
+def _tensor_bytes(tensor: TensorEntry, item_bytes: int, matrix_item_bytes: float | None) -> int:
+    if tensor.dtype not in _STORED:
+        return tensor.nbytes
+    is_quantized = matrix_item_bytes is not None and len(tensor.shape) >= _MATRIX_RANK
+    return round(prod(tensor.shape) * (matrix_item_bytes if is_quantized and matrix_item_bytes else item_bytes))
+
+
+def _active_bytes(
+    tensors: list[TensorEntry], item_bytes: int, matrix_item_bytes: float | None, chosen_share: float
+) -> int:
     """What a decode step reads of a layer: of its experts only the chosen ones."""
     experts = [tensor for tensor in tensors if "experts" in tensor.name.split(".")]
-    unread = _bytes_in_memory(experts, item_bytes) * (1 - chosen_share)
-    return round(_bytes_in_memory(tensors, item_bytes) - unread)
+    unread = _bytes_in_memory(experts, item_bytes, matrix_item_bytes) * (1 - chosen_share)
+    return round(_bytes_in_memory(tensors, item_bytes, matrix_item_bytes) - unread)
 
 
 def _chosen_share(text: Mapping[str, Any]) -> float:

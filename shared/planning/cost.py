@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from shared.layers import LayerRange
 from shared.models.facts import LayerFacts, ModelFacts
+from shared.models.range_memory import StepSizes, slot_bytes, weights_bytes, working_bytes
 from shared.planning.chain import FIRST, LAST, Chain, NodeTerms, role_of
 from shared.planning.fleet import Demand, Machine
 
@@ -25,10 +26,6 @@ TOKEN_BYTES: Final = 4
 """A token id on the wire."""
 GATEWAY_TOKEN_S: Final = 0.0005
 """What the gateway spends on a token besides its hops: 0.3 to 0.8 ms (README)."""
-GROWTH: Final = 1.5
-"""A slot that grows takes room for half as many positions again (`shard.kv_layers`)."""
-WINDOW_SLACK: Final = 64
-"""Positions that a sliding window's slot holds beyond its window (`shard.kv_layers`)."""
 
 
 _Number = TypeVar("_Number", int, float)
@@ -41,6 +38,7 @@ class StageCost:
     Args:
         weights_bytes: Layers, ends and what every range holds.
         kv_bytes: Caches of all sessions at their full length.
+        working_bytes: What its largest step takes while it runs.
         free_bytes: What the machine has beyond these and its runtime.
         compute_s: Its layers, and the head on the last hop.
         transfer_s: Bytes over the link, both ways.
@@ -51,6 +49,7 @@ class StageCost:
 
     weights_bytes: int
     kv_bytes: int
+    working_bytes: int
     free_bytes: int
     compute_s: float
     transfer_s: float
@@ -70,12 +69,14 @@ class CostModel:
         """What a range costs on a machine."""
         role = self._role(layers)
         weights, kv = self.weights_bytes(layers), self.kv_bytes(layers)
+        working = self.working_bytes(role)
         work = sum(self.layer_work(layer) for layer in self.model.layers[layers.start : layers.end])
         terms = self.terms(machine)
         return StageCost(
             weights_bytes=weights,
             kv_bytes=kv,
-            free_bytes=machine.memory_bytes - machine.runtime_bytes - weights - kv,
+            working_bytes=working,
+            free_bytes=machine.memory_bytes - machine.runtime_bytes - weights - kv - working,
             compute_s=terms.busy_fixed_s[role] + terms.per_work_s * work,
             transfer_s=sum(self._wire_bytes(role, 1)) / machine.bytes_per_s,
             latency_s=terms.latency_s(role, work),
@@ -85,13 +86,18 @@ class CostModel:
 
     def weights_bytes(self, layers: LayerRange) -> int:
         """Weights that a node with this range holds."""
-        own = sum(layer.weight_bytes for layer in self.model.layers[layers.start : layers.end])
-        role = self._role(layers)
-        return own + self.model.shared_bytes + self._end_bytes(role)
+        return weights_bytes(self.model, layers)
 
     def kv_bytes(self, layers: LayerRange) -> int:
         """Caches that a node with this range holds, all sessions at their full length."""
         return sum(self._session_bytes(layer) for layer in self.model.layers[layers.start : layers.end])
+
+    def working_bytes(self, role: int) -> int:
+        """What the largest step takes on a node of this role: a chunk of a prompt, or a step of every session."""
+        sizes = StepSizes(
+            chunk_tokens=max(self.demand.chunk_tokens, self.demand.sessions), context_len=self.demand.context_len
+        )
+        return working_bytes(self.model, sizes, has_head=bool(role & LAST))
 
     def layer_work(self, layer: LayerFacts) -> float:
         """A layer's share of a decode step; the average layer's is 1. Decoding reads weights, so bytes decide."""
@@ -113,7 +119,7 @@ class CostModel:
         hop = machine.hop_overhead_s + machine.rtt_s
         own = machine.memory_bytes - machine.runtime_bytes - self.model.shared_bytes
         return NodeTerms(
-            room_bytes=_by_role([own - self._end_bytes(role) for role in roles]),
+            room_bytes=_by_role([own - self._end_bytes(role) - self.working_bytes(role) for role in roles]),
             fixed_s=_by_role([hop + sum(wire[role]) + head[role] for role in roles]),
             per_work_s=machine.decode_s_per_layer,
             busy_fixed_s=_by_role(head),
@@ -142,11 +148,7 @@ class CostModel:
 
     def _session_bytes(self, layer: LayerFacts) -> int:
         """One layer's caches of all sessions, as a node allocates them."""
-        slot, length = layer.slot, self.demand.context_len
-        grown = int(length * GROWTH)
-        if slot.tokens_max is not None:
-            grown = min(grown, slot.tokens_max + WINDOW_SLACK)
-        return self.demand.sessions * (slot.state_bytes + slot.bytes_per_token * grown)
+        return self.demand.sessions * slot_bytes(layer.slot, self.demand.context_len)
 
     def _wire_bytes(self, role: int, positions: int) -> tuple[int, int]:
         """What a step brings to a hop, and what its answer takes back."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from shared.models.range_memory import CHUNK_TOKENS, RUNTIME_BYTES
+
 Objective = Literal["latency", "throughput"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 
-RUNTIME_BYTES: Final = 512 * 1024 * 1024
-"""What a node needs besides weights and caches: Python, torch and the buffers of a step. Measured on a CPU: 430 MB over
-the weights after 515 positions (benchmarks/results/memory.json)."""
 HOP_OVERHEAD_S: Final = 0.0015
 """What a hop adds to its compute where sending takes no time: 1.3 to 1.6 ms, mostly a core that has to wake
 (benchmarks/results/hop.json)."""
@@ -69,7 +68,7 @@ class Demand:
     sessions: int = 1
     context_len: int = 4096
     prompt_len: int = 512
-    chunk_tokens: int = 256
+    chunk_tokens: int = CHUNK_TOKENS
 
     def __post_init__(self) -> None:
         if min(self.sessions, self.context_len, self.prompt_len, self.chunk_tokens) < 1:

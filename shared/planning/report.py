@@ -105,6 +105,7 @@ def _copy_json(copy: Copy) -> dict[str, Any]:
         "layers": [copy.layers.start, copy.layers.end],
         "weights_bytes": cost.weights_bytes,
         "kv_bytes": cost.kv_bytes,
+        "working_bytes": cost.working_bytes,
         "free_bytes": cost.free_bytes,
         "token_ms": _ms(cost.latency_s),
         "compute_ms": _ms(cost.compute_s),

@@ -245,7 +245,7 @@ def test_the_model_answers_to_its_names(api: ApiServer, name: str):
 def test_models_are_listed_and_found(api: ApiServer):
     """Ids with slashes come raw and encoded."""
     client = api.client()
-    assert [model.id for model in client.models.list()] == [MODEL, "alias"]
+    assert [model.id for model in client.models.list()] == [MODEL, "alias", "default"]
     assert client.models.retrieve(MODEL).id == MODEL
     for path in ("org/tiny-model", "org%2Ftiny-model"):
         body = api.http.get(f"/v1/models/{path}").json()

@@ -113,6 +113,19 @@ async def test_node_whose_weights_are_damaged_fails_clearly(tiny_model: Path, tm
         assert "node.failed" in process.log.read_text()
 
 
+async def test_node_that_promises_more_memory_than_there_is_reads_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """It says what it would take, over its links and in its last line, and ends with 1."""
+    with running_shard(tiny_model, "0:3", tmp_path, "--kv-max-bytes", "900T") as process:
+        async with connected(url_of(process)) as client:
+            loaded, _ = await client.receive(Loaded)
+            assert "921600 GiB for sessions (--kv-max-bytes)" in (loaded.error or "")
+        assert exit_code(process) == 1
+        log = process.log.read_text()
+        assert "stage.memory" in log
+        assert "stage.loading" not in log
+        assert log.splitlines()[-1].startswith("error: layers 0:3 take ")
+
+
 # --- signals and parents --------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from shared.layers import LayerRange
 from shared.models.measure import measure_model
+from shared.planning.chain import LAST
 from shared.planning.cost import CostModel
 from shared.planning.fleet import Demand
 from tests.conftest import TinyModels
@@ -41,7 +42,8 @@ def fleet(tiny_model: TinyModels, tmp_path: Path) -> Path:
     costs = CostModel(measure_model(tiny_model("llama")), Demand(sessions=1, context_len=64))
     four = LayerRange(2, 6)
     path = tmp_path / "fleet.yaml"
-    path.write_text(FLEET.format(memory=costs.weights_bytes(four) + costs.kv_bytes(four) + 1))
+    needed = costs.weights_bytes(four) + costs.kv_bytes(four) + costs.working_bytes(LAST)
+    path.write_text(FLEET.format(memory=needed + 1))
     return path
 
 

@@ -236,3 +236,20 @@ def test_its_own_death_ends_everything(tiny_model: TinyModels, tmp_path: Path):
         family = up.family()
         up.process.kill()
         wait_gone(family)
+
+
+def test_a_device_that_is_not_there_is_one_sentence_before_anything_is_fetched(tmp_path: Path):
+    """The model does not even exist: the device is looked at first."""
+    command = [sys.executable, "-m", "shared.cli", "up", "--model", str(tmp_path / "none"), "--device", "cuda:99"]
+    done = subprocess.run(
+        [*command, "--port", str(free_port())],
+        cwd=REPO,
+        env=child_env(),
+        text=True,
+        capture_output=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: --device: 'cuda:99' cannot be used here: ")
+    assert len(done.stderr.splitlines()) == 1

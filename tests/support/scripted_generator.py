@@ -144,6 +144,10 @@ class ScriptedMesh:
         """Why no full route exists."""
         return self.missing
 
+    def readiness(self) -> dict[str, Any]:
+        """The content of GET /readyz."""
+        return {"reason": self.missing, "missing_layers": [], "nodes": []}
+
     async def refresh(self) -> None:
         """Count the call."""
         self.refreshed += 1

@@ -105,6 +105,13 @@ class ScriptedRunner:
         """A grammar that allows anything."""
         return FakeMatcher()
 
+    weight_bytes = 1 << 16
+    memory_limit_bytes = 1 << 30
+
+    def memory_used_bytes(self) -> int:
+        """Twice its weights."""
+        return 2 * self.weight_bytes
+
     def memory_free_bytes(self) -> int:
         """Enough."""
         return 1 << 30

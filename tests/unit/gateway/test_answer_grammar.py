@@ -92,6 +92,31 @@ def test_content_follows_its_format(
     assert "accepted" not in [verdict(grammar, text) for text in bad]
 
 
+PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}, "required": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1,"b":[1,2]}',
+        '{"a": 1, "b": [1, 2]}',
+        '{\n  "a": 1,\n  "b": [\n    1,\n    2\n  ]\n}',
+        '{"a": 1, "b": []}',
+    ],
+)
+def test_json_may_be_compact_spaced_or_pretty(tokenizer: ChatTokenizer, verdict: Verdict, text: str):
+    """As libraries write it."""
+    asked = FormatAsked(kind="json_schema", value=PAIR)
+    assert verdict(answer_grammar(asked, ToolsAsked(), shape(tokenizer)), text) == "accepted"
+
+
+@pytest.mark.parametrize("text", ['{"a":1 ,"b":[]}', '{"a" : 1, "b": []}', '{"a": 1, "b": [1 , 2]}'])
+def test_no_space_stands_before_a_comma_or_colon_of_json(tokenizer: ChatTokenizer, verdict: Verdict, text: str):
+    """A small model that has once put one there tends to go on so."""
+    asked = FormatAsked(kind="json_schema", value=PAIR)
+    assert verdict(answer_grammar(asked, ToolsAsked(), shape(tokenizer)), text) != "accepted"
+
+
 @pytest.mark.parametrize(
     ("is_open", "good", "bad"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.open_link import OpenLink
 from shared.errors import LinkClosed
-from shared.messages import Cancel, Hello, LoadProgress, Release
+from shared.messages import Cancel, Hello, LoadProgress, NodeStats, Release
 from tests.support.memory_mesh import expected, idle, scripted_mesh
 from tests.support.scripted_node import Drop, Miss, nth
 
@@ -179,6 +179,7 @@ async def test_the_snapshot_shows_nodes_that_are_not_there() -> None:
     assert snapshot["route"] is None
     assert snapshot["reason"] == (
         "layers 0:6 of 6 are not covered by ready nodes; none begins at layer 0, as one must (2:4, 4:6 do not)"
+        "; a (0:2) has been away for 1 s: unreachable"
     )
     assert (gone["state"], gone["id"], gone["url"]) == ("unreachable", "a", "ws://a")
     assert gone["link"]["last_error"]["code"] == "unreachable"
@@ -226,3 +227,38 @@ async def test_a_node_that_changes_its_range_is_routed_anew() -> None:
         mesh.nodes[1].become(replace(info, state="draining"))
         await idle()
         assert mesh.view.missing_route() == "layers 3:6 of 6 are not covered by ready nodes; b (3:6) is draining"
+
+
+async def test_a_lost_node_is_named_with_its_layers_and_since_when() -> None:
+    """Where the route is gone, whoever asks is told which node to look for."""
+    async with scripted_mesh(["0:3", "3:6"]) as mesh:
+        assert mesh.view.readiness() | {"nodes": None} == {"reason": None, "missing_layers": [], "nodes": None}
+        mesh.nodes[1].reachable = False
+        mesh.nodes[1].cut()
+        await idle()
+        await mesh.drive(mesh.clock.sleep(12.0))
+        readiness = mesh.view.readiness()
+        assert readiness["missing_layers"] == [[3, 6]]
+        assert "layers 3:6 of 6 are not covered by ready nodes; b (3:6) has been away for 12 s:" in readiness["reason"]
+        there, away = readiness["nodes"]
+        assert (there["id"], there["state"], there["away_s"]) == ("a", "ready", None)
+        assert (away["id"], away["state"], away["layers"]) == ("b", "unreachable", [3, 6])
+        assert away["away_s"] == pytest.approx(12.0, abs=0.5)
+        mesh.nodes[1].reachable = True
+        await mesh.drive(mesh.clock.sleep(5.0))
+        assert mesh.view.readiness()["nodes"][1]["away_s"] is None
+        assert mesh.view.missing_route() is None
+
+
+async def test_what_nodes_say_of_their_memory_is_shown() -> None:
+    """With the last heartbeat; of a node that does not say, nothing is made up."""
+    async with scripted_mesh(["0:3", "3:6"]) as mesh:
+        mesh.mesh.links[0].stats = NodeStats(
+            steps={}, misses={}, evictions={}, errors={}, memory_bytes=7, memory_limit_bytes=9, weights_bytes=5
+        )
+        shown = [
+            [node[key] for key in ("memory_bytes", "memory_limit_bytes", "weights_bytes")]
+            for node in mesh.view.readiness()["nodes"]
+        ]
+        assert shown == [[7, 9, 5], [None] * 3]
+        assert mesh.view.snapshot()["nodes"][0]["memory_limit_bytes"] == 9

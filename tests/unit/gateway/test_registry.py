@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.registry import NoRoute, find_route, replicas
+from gateway.registry import NoRoute, find_route, replicas, uncovered
 from shared.layers import LayerRange
 from shared.messages import NodeInfo
 from shared.route import Route
@@ -73,3 +73,10 @@ def test_replicas_hold_exactly_the_range_and_are_ready() -> None:
     nodes = [node("a", "0:3"), node("b", "0:3", state="draining"), node("c", "0:6"), node("d", "0:3", model="o")]
     assert [info.node for info in replicas(nodes, LayerRange(0, 3), model=MODEL, dtype="f32")] == ["a"]
     assert replicas(nodes, LayerRange(0, 3), model=MODEL, dtype="bf16") == []
+
+
+def test_layers_that_no_ready_node_holds_are_ranges() -> None:
+    """Of nodes that load, or serve another model, nothing counts."""
+    nodes = [node("a", "1:2"), node("b", "3:4"), node("c", "5:6", state="loading")]
+    assert [str(gap) for gap in uncovered(nodes, model="m", num_layers=6)] == ["0:1", "2:3", "4:6"]
+    assert uncovered([node("a", "0:6")], model="m", num_layers=6) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from shard.machine import Memory
 from shard.machine_info import MachineFigures, describe_machine, remembered_figures
 from shard.room import MemoryBudget, Room
 from shard.settings import KvLimits, NodeSettings
@@ -73,8 +74,7 @@ def test_figures_that_cannot_be_read_are_measured_again(tmp_path: Path, content:
 def test_machine_is_described(tmp_path: Path, tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory as given, or most of what is free; the models on the disk; the element type as messages name it."""
     monkeypatch.setattr("shard.machine_info._measure", lambda _: FIGURES)
-    monkeypatch.setattr("shard.machine_info.free_memory_bytes", lambda: 1000)
-    monkeypatch.setattr("shard.machine_info.resident_bytes", lambda: 70)
+    monkeypatch.setattr("shard.machine_info.machine_memory", lambda: Memory(70, 1000, 5000))
     folder = tiny_model("qwen2")
     info = describe_machine(replace(SETTINGS, model=str(folder), dtype="bfloat16"), tmp_path, {})
     assert (info.device, info.dtype, info.memory_bytes) == ("cpu", "bf16", 70 + 900)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
 
-from shard.machine import free_memory_bytes, physical_cores
+from shard.machine import machine_memory, physical_cores
 from shard.options import default_node_id, node_options, read_settings
 from shard.settings import (
     NODE_ID_CHARS_MAX,
@@ -178,17 +180,41 @@ def test_every_option_has_its_variable() -> None:
         assert parameter.help
 
 
-def test_free_memory_honours_the_containers_limit(tmp_path: object) -> None:
-    """In a control group with a limit only what it leaves is free; without one the machine's memory is."""
-    from pathlib import Path
+def cgroup(folder: Path, limit: str, taken: int, cached: int = 0) -> None:
+    """A control group's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{taken}\n")
+    (folder / "memory.stat").write_text(f"anon {taken - cached}\nactive_file 0\ninactive_file {cached}\n")
 
-    group = Path(str(tmp_path))
-    machine = free_memory_bytes(group)
-    assert machine > 0
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("500\n")
-    assert free_memory_bytes(group) > 1000
-    (group / "memory.max").write_text("1500\n")
-    assert free_memory_bytes(group) == 1000
-    (group / "memory.max").write_text("400\n")
-    assert free_memory_bytes(group) == 0
+
+def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
+    """A control group without one, or none at all, changes nothing."""
+    machine = machine_memory(tmp_path, tmp_path / "absent")
+    assert 0 < machine.used_bytes < machine.limit_bytes
+    cgroup(tmp_path, "max", 500)
+    assert machine_memory(tmp_path, tmp_path / "absent").limit_bytes == machine.limit_bytes
+    assert machine.free_bytes > 1000
+
+
+def test_memory_honours_the_containers_limit(tmp_path: Path) -> None:
+    """Only what the limit leaves is free, cached files count as free, and nothing is below 0."""
+    own = tmp_path / "own"
+    own.write_text("0::/\n")
+    cgroup(tmp_path, "1500", 500)
+    memory = machine_memory(tmp_path, own)
+    assert (memory.free_bytes, memory.limit_bytes) == (1000, 1500)
+    cgroup(tmp_path, "1500", 1400, cached=1000)
+    assert machine_memory(tmp_path, own).free_bytes == 1100
+    cgroup(tmp_path, "400", 500)
+    assert machine_memory(tmp_path, own).free_bytes == 0
+
+
+def test_memory_honours_the_limits_of_groups_around_its_own(tmp_path: Path) -> None:
+    """As systemd sets them: the tightest counts, wherever it stands."""
+    own = tmp_path / "own"
+    own.write_text("0::/user.slice/node.scope\n")
+    cgroup(tmp_path / "user.slice" / "node.scope", "9000", 100)
+    cgroup(tmp_path / "user.slice", "2000", 1500)
+    memory = machine_memory(tmp_path, own)
+    assert (memory.free_bytes, memory.limit_bytes) == (500, 2000)

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from shared.cli import __main__ as cli
-from shared.cli.children import TAIL_LINES, Child, describe_exit, start_child
+from shared.cli.children import TAIL_LINES, Child, ChildFailed, describe_exit, start_child
 from shared.cli.plan import (
     UpSettings,
     check_exposure,
@@ -27,7 +27,7 @@ from shared.cli.plan import (
     threads_per_node,
 )
 from shared.cli.signals import REPEAT_WINDOW_S, Wishes
-from shared.cli.up import require_free_port
+from shared.cli.up import require_device, require_free_port
 from shared.cli.welcome import ready_text
 from shared.layers import LayerRange
 
@@ -265,3 +265,27 @@ def test_this_machine_alone_needs_no_keys(host: str):
     """Nor does whoever insists."""
     check_exposure(dataclasses.replace(SETTINGS, host=host), has_mesh_token=False)
     check_exposure(dataclasses.replace(SETTINGS, host="0.0.0.0", insecure=True), has_mesh_token=False)
+
+
+def test_a_child_that_said_why_it_ended_is_quoted_and_not_dumped():
+    """A node's last words are one sentence; lines of a log are none."""
+    log = '{"event": "node.failed", "reason": "…"}'
+    assert ChildFailed("node-0", 1, [log, "error: layers 0:12 take 5 GiB"]).reason() == "layers 0:12 take 5 GiB"
+    assert ChildFailed("node-0", 1, [log]).reason() is None
+
+
+def test_a_device_is_asked_for_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch):
+    """What the check says, without the rest of what torch may print; a CPU needs no asking."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 2, "", "a warning of torch's\n'cuda' cannot be used here: why\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    require_device("auto")
+    require_device("cpu")
+    assert asked == []
+    with pytest.raises(click.ClickException, match="--device: 'cuda' cannot be used here: why"):
+        require_device("cuda")
+    assert asked[0][-3:] == ["-m", "shard.device_check", "cuda"]

@@ -6,7 +6,8 @@ import pytest
 
 from shared.layers import LayerRange
 from shared.models.facts import LayerFacts, ModelFacts, SlotFacts
-from shared.planning.cost import FRAME_BYTES, GROWTH, TOKEN_BYTES, WINDOW_SLACK, CostModel
+from shared.models.range_memory import CAPACITY_MIN, GROWTH, WINDOW_SLACK
+from shared.planning.cost import FRAME_BYTES, TOKEN_BYTES, CostModel
 from shared.planning.fleet import Demand, Machine
 
 LAYER = LayerFacts(weight_bytes=1000, active_bytes=1000, slot=SlotFacts(bytes_per_token=4))
@@ -50,18 +51,21 @@ def test_a_tied_head_is_held_once_by_a_range_that_is_first_and_last():
 
 
 def test_caches_count_all_sessions_at_full_length_with_room_to_grow():
-    """Slots grow by half; a window's never beyond it and its slack; a state has one size."""
+    """Slots grow by half from what they begin with; a window's never beyond it and its slack; a state has one size."""
     window = LayerFacts(1000, 1000, SlotFacts(bytes_per_token=4, tokens_max=20))
     linear = LayerFacts(1000, 1000, SlotFacts(state_bytes=77))
     costs = CostModel(model((LAYER, window, linear)), DEMAND)
     per_layer = [costs.kv_bytes(LayerRange(index, index + 1)) for index in range(3)]
-    assert per_layer == [3 * 4 * int(100 * GROWTH), 3 * 4 * (20 + WINDOW_SLACK), 3 * 77]
+    assert per_layer == [3 * 4 * CAPACITY_MIN, 3 * 4 * (20 + WINDOW_SLACK), 3 * 77]
+    longer = CostModel(model(), Demand(context_len=1000))
+    assert longer.kv_bytes(LayerRange(0, 1)) == 4 * int(1000 * GROWTH)
 
 
 def test_free_memory_is_what_weights_caches_and_runtime_leave():
     """Nothing of the machine is counted twice or forgotten."""
     cost = CostModel(model(), DEMAND).stage(MACHINE, LayerRange(1, 3))
-    assert cost.weights_bytes + cost.kv_bytes + cost.free_bytes + MACHINE.runtime_bytes == MACHINE.memory_bytes
+    taken = cost.weights_bytes + cost.kv_bytes + cost.working_bytes + MACHINE.runtime_bytes
+    assert taken + cost.free_bytes == MACHINE.memory_bytes
 
 
 def test_a_middle_hop_takes_overhead_round_trip_bytes_both_ways_and_layers():

@@ -38,8 +38,10 @@ def model(
 
 
 def machine(name: str, memory_mb: int = 4096, ms: float = 1.0, **fields: Any) -> Machine:
-    """A machine on a link that takes no time."""
-    return Machine(name=name, memory_bytes=memory_mb * MB, decode_s_per_layer=ms / 1000, **fields)
+    """A machine on a link that takes no time; its process takes 512 MB."""
+    return Machine(
+        name=name, memory_bytes=memory_mb * MB, decode_s_per_layer=ms / 1000, runtime_bytes=512 * MB, **fields
+    )
 
 
 def ranges(plan: Plan) -> dict[str, str]:
@@ -81,7 +83,7 @@ def test_a_machine_too_small_for_a_layer_is_left_out_for_its_memory():
     """The sentence gives both sizes."""
     fleet = [machine("a"), machine("pi", 520, ms=0.1)]
     plan = plan_fleet(model(), fleet, DEMAND)
-    assert why_left_out(plan, fleet, fleet[1]).startswith("too little memory: 8 MiB are left for layers")
+    assert why_left_out(plan, fleet, fleet[1]).startswith("too little memory: 7.76 MiB are left for layers")
 
 
 def test_caches_count_when_ranges_are_chosen():
