@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -55,6 +56,10 @@ def test_a_caller_cannot_write_control_tokens(text_tokenizer: Tokenizers, text: 
         assert text in tokenizer.decode(ids)
 
 
+@pytest.mark.skipif(
+    "sanitize_control_tokens" not in inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+    reason="this release of transformers does not tell spelled control tokens from real ones",
+)
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
 def test_spelled_control_tokens_are_encoded_as_transformers_does(text_tokenizer: Tokenizers, kind: str):
     """It renders and encodes in one call; here a check of the size stands between."""
