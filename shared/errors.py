@@ -67,9 +67,10 @@ class DeadlineExceeded(MeshError):
 class LoadFailed(MeshError):
     """A model, or the part of it that a node needs, cannot be loaded.
 
-    `model_not_found`, `model_unsupported`, `weights_missing`, `weights_corrupt`, `weights_mismatch`,
-    `range_outside_model`, `cut_refused`, `device_unavailable`, `dtype_unsupported`, `out_of_memory`; where weights
-    had to be fetched, also the codes of `shared.models.errors.ModelUnavailable`.
+    `model_not_found`, `model_unsupported`, `code_not_trusted`, `code_unavailable`, `weights_missing`,
+    `weights_corrupt`, `weights_mismatch`, `range_outside_model`, `cut_refused`, `device_unavailable`,
+    `dtype_unsupported`, `out_of_memory`; where weights had to be fetched, also the codes of
+    `shared.models.errors.ModelUnavailable`.
     """
 
 
