@@ -12,6 +12,13 @@ PYTHON ?=
 CONFORMANCE_VENV ?= .venv-conformance
 CONFORMANCE = tests/conformance
 
+# `make oldest` lays the oldest transformers that pyproject.toml allows over $(VENV): torch is not installed twice.
+OLDEST = $(VENV)-oldest
+OLDEST_TRANSFORMERS = $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml | head -n 1)
+OLDEST_TESTS = tests/parity tests/golden/test_tiny_models.py tests/unit/shard/test_session_cache.py \
+  tests/unit/shard/test_layer_flow.py tests/unit/gateway/test_tokenizer.py tests/unit/gateway/test_chat_template.py \
+  tests/unit/gateway/test_parser_choice.py tests/unit/gateway/parsing tests/unit/shared/test_models_hub.py
+
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
@@ -24,7 +31,7 @@ TEST_WORKERS ?= 2
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
 
-.PHONY: help up pull test check conformance lint format docs models bench clean
+.PHONY: help up pull test check conformance oldest lint format docs models bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -44,6 +51,10 @@ check: lint test ## What a change must pass: style, types, import contracts, all
 
 conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## Try other people's clients. ONLY="chat tools"
 	$(VENV)/bin/python -m tests.conformance --venv '$(CONFORMANCE_VENV)' $(if $(ONLY),--only $(ONLY))
+
+oldest: $(OLDEST)/.installed-$(OLDEST_TRANSFORMERS) ## Try the oldest transformers allowed: some of the tests, 3 minutes.
+	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m tests.support.library_release 'transformers==$(OLDEST_TRANSFORMERS).*'
+	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) -m 'not slow' $(OLDEST_TESTS)
 
 lint: $(DEV_STAMP) ## Style, types and import contracts.
 	$(VENV)/bin/ruff check
@@ -68,7 +79,7 @@ bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
 	$(VENV)/bin/python -m benchmarks
 
 clean: ## Remove the environments. Models stay in the cache folder.
-	rm -rf $(VENV) $(CONFORMANCE_VENV) $(CONFORMANCE)/node/node_modules
+	rm -rf $(VENV) $(OLDEST) $(CONFORMANCE_VENV) $(CONFORMANCE)/node/node_modules
 
 $(VENV)/bin/python:
 	@set -e; python=$$(sh .ci/find-python.sh $(PYTHON)); echo "creating $(VENV) with $$python"; \
@@ -86,6 +97,12 @@ $(RUN_STAMP): pyproject.toml | $(VENV)/.torch
 $(DEV_STAMP): pyproject.toml | $(VENV)/.torch
 	$(PIP) install -e '.[gateway,shard,dev]'
 	@touch $@ $(RUN_STAMP)
+
+# huggingface_hub is the one other package whose range moved with transformers'.
+$(OLDEST)/.installed-$(OLDEST_TRANSFORMERS): $(DEV_STAMP)
+	rm -rf $(OLDEST)
+	$(PIP) install --no-deps --target $(OLDEST) 'transformers==$(OLDEST_TRANSFORMERS).*' 'huggingface_hub>=1.5,<2'
+	@touch $@
 
 $(PYTHON_CLIENTS_STAMP): $(CONFORMANCE)/requirements.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m venv --clear $(CONFORMANCE_VENV)

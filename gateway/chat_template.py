@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import mark_control_tokens, render_jinja_template
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from gateway.chat_request import TemplateAsked
+from gateway.control_tokens import MARKS, ControlTokens
 from gateway.openai_errors import ApiError, invalid_value, quoted, unsupported
 from gateway.openai_messages import ChatMessage
 from gateway.template_probe import TEMPLATE_FAULTS, probe_template
 
-CONTROL_TOKEN_MARKS = re.compile("[\U000f0000\U000f0001]")
-"""What `mark_control_tokens` puts around a control token, and `encode_marked_chat` drops."""
 FAULT_CHARS_MAX = 500
 """How much of a template's own words is repeated: transformers quotes the whole chat in some."""
 PART_SEPARATOR = "\n"
@@ -52,7 +50,7 @@ class RenderedChat:
     @property
     def plain(self) -> str:
         """Without marks."""
-        return CONTROL_TOKEN_MARKS.sub("", self.text) if self.is_marked else self.text
+        return MARKS.sub("", self.text) if self.is_marked else self.text
 
 
 class ChatTemplate:
@@ -65,8 +63,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         self.source: str | dict[str, str] | None = tokenizer.chat_template
-        self._control_tokens = _control_tokens(tokenizer)
-        self._control_pattern = re.compile("|".join(map(re.escape, self._control_tokens)) or "(?!)")
+        self.control_tokens = ControlTokens(tokenizer)
         self.wants = probe_template(self.source, lambda messages: self._apply(messages, None, TemplateAsked()))
 
     def render(
@@ -94,7 +91,7 @@ class ChatTemplate:
         try:
             is_marked = self._spells_control_token(inputs)
             if is_marked:
-                inputs = self._marked(inputs)
+                inputs = self.control_tokens.mark(inputs)
             text = self._apply(inputs["messages"], inputs["tools"], asked, inputs["kwargs"])
         except TEMPLATE_FAULTS as error:
             message = f"The model's chat template does not take these messages: {str(error)[:FAULT_CHARS_MAX]}"
@@ -154,34 +151,15 @@ class ChatTemplate:
             return [{"type": "text", "text": content}] if isinstance(content, str) else content
         return content if isinstance(content, str) else PART_SEPARATOR.join(part["text"] for part in content)
 
-    def _marked(self, value: Any) -> Any:
-        """As `mark_control_tokens` does it, keys too."""
-        if isinstance(value, Mapping):
-            return {self._marked(key): self._marked(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._marked(item) for item in value]
-        return mark_control_tokens(value, self._control_pattern)
-
     def _spells_control_token(self, inputs: object) -> bool:
         """Plain searches, one per token: they are several times as fast as one for any of them."""
-        return any(token in text for text in _strings(inputs) for token in self._control_tokens)
+        return any(token in text for text in _strings(inputs) for token in self.control_tokens.tokens)
 
 
 def _with_argument_text(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     text = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
-
-
-def _control_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The added tokens that are special or that the template writes, longest first."""
-    template = json.dumps(tokenizer.chat_template, ensure_ascii=False)
-    tokens = {
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special or (not token.content.isspace() and token.content in template)
-    }
-    return sorted(tokens, key=len, reverse=True)
 
 
 def _strings(value: object) -> Iterable[str]:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import structlog
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import encode_marked_chat
 
 from gateway.chat_request import TemplateAsked
 from gateway.chat_template import FAULT_CHARS_MAX, ChatTemplate
@@ -152,7 +151,7 @@ class ChatTokenizer:
         self.check_size(plain)
         try:
             is_marked = rendered.is_marked
-            ids = tuple(encode_marked_chat(self._tokenizer, rendered.text)) if is_marked else self.encode_text(plain)
+            ids = tuple(self.template.control_tokens.encode(rendered.text)) if is_marked else self.encode_text(plain)
         except ValueError as error:  # a spelled control token that this tokenizer cannot tell from a real one
             message = f"These messages cannot be encoded: {str(error)[:FAULT_CHARS_MAX]}"
             raise ApiError(400, message, param="messages", code="invalid_messages") from error

@@ -59,6 +59,7 @@ def find_weights(assignment: Assignment, loading: Loading, *, settings: NodeSett
                 fingerprint=wanted.fingerprint,
                 files_url=assignment.files_url,
                 token=settings.mesh_token,
+                trust_remote_code=settings.trust_remote_code,
                 cache_dir=cache,
                 progress=_reporting(loading),
                 cancelled=loading.cancelled,

@@ -18,7 +18,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from shard.transformers_compat import DummyLayer
 
 CAPACITY_MIN = 256
 """Positions a slot has room for at first: a short chat never grows."""
@@ -218,7 +220,7 @@ class IndexedLayer(DynamicIndexedLayer):  # type: ignore[no-untyped-call]
             self.indexer_keys = self.indexer_keys.narrow(1, 0, length)
 
 
-class AbsentLayer(DummyLayer):
+class AbsentLayer(DummyLayer):  # type: ignore[misc] # Any: the library's or ours
     """The slot of a layer that another node holds.
 
     It has the fields of the empty slot that it stands for: models look at them, and some keep there what concerns all
@@ -226,7 +228,7 @@ class AbsentLayer(DummyLayer):
     """
 
     def __init__(self, original: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # without the tensors that some have from the start, so that what is there later was put there
         fields = vars(original).items()
-        vars(self).update({name: value for name, value in fields if not isinstance(value, torch.Tensor)})
+        self.__dict__.update({name: value for name, value in fields if not isinstance(value, torch.Tensor)})

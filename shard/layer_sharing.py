@@ -9,10 +9,11 @@ def shared_sources(config: PreTrainedConfig) -> dict[int, int]:
     """Layer → the earlier layer whose keys and values it uses instead of its own.
 
     A config that shares them has `kv_sharing_modes`, one for each layer: ``reuse`` uses those of the last layer of the
-    same kind (`layer_types`) that is not itself ``reuse``.
+    same kind (`layer_types`) that is not itself ``reuse``. Older releases of transformers say `num_kv_shared_layers`
+    alone, which are the last ones.
     """
-    modes = getattr(config, "kv_sharing_modes", None)
-    if modes is None:
+    modes = getattr(config, "kv_sharing_modes", None) or _modes_by_count(config)
+    if not any(mode == "reuse" for mode in modes):
         return {}
     kinds = config.layer_types
     latest: dict[object, int] = {}
@@ -23,6 +24,11 @@ def shared_sources(config: PreTrainedConfig) -> dict[int, int]:
         elif kind in latest:
             sources[i] = latest[kind]
     return sources
+
+
+def _modes_by_count(config: PreTrainedConfig) -> list[str]:
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    return ["own"] * (config.num_hidden_layers - shared) + ["reuse"] * shared
 
 
 def layers_that_ignore(config: PreTrainedConfig) -> frozenset[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from shard.custom_code import find_code
 from shard.device import device_memory
 from shard.held_range import Loading
 from shard.loader import load_stage
@@ -62,6 +63,7 @@ def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange,
         device=settings.device,
         dtype=settings.dtype,
         check_memory=check_memory,
+        code_dir=find_code(folder) if settings.trust_remote_code else None,
         fetch=fetch,
         progress=loading.progress,
         before_reading=lambda weight_bytes, device: loading.make_room(weight_bytes, lambda: measure_room(device)),

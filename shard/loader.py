@@ -64,14 +64,19 @@ class RangePlan:
         return range_bytes(self.entries.values(), dtype.itemsize if dtype else None)
 
 
-def plan_range(model_dir: Path, layers: LayerRange) -> RangePlan:
+def plan_range(model_dir: Path, layers: LayerRange, code_dir: Path | None = None) -> RangePlan:
     """Find out which tensors a range needs, from the config and the files' headers alone.
 
+    Args:
+        model_dir: Folder with config.json and safetensors.
+        layers: The range.
+        code_dir: Where the model's own code may be run from; None runs none.
+
     Raises:
-        LoadFailed: `model_not_found`, `model_unsupported`, `range_outside_model`, `cut_refused`, `weights_missing`,
-            `weights_corrupt`.
+        LoadFailed: `model_not_found`, `model_unsupported`, `code_not_trusted`, `range_outside_model`, `cut_refused`,
+            `weights_missing`, `weights_corrupt`.
     """
-    kind = read_kind(model_dir)
+    kind = read_kind(model_dir, code_dir)
     model, outline, flow = _build_outline(kind)
     _check_range(layers, outline, flow)
     files = list_tensors(model_dir)
@@ -122,6 +127,7 @@ def load_stage(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    code_dir: Path | None = None,
     fetch: Callable[[Iterable[TensorEntry]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     before_reading: Callable[[int, torch.device], None] | None = None,
@@ -134,6 +140,7 @@ def load_stage(
         layers: Which layers; the first range gets the embedding, the last final norm and head.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: ``auto`` or a key of `shard.device.DTYPES`.
+        code_dir: Where the model's own code may be run from; None runs none.
         fetch: Called with the range's tensors before they are read, to fetch those that the folder lacks.
         progress: Called with (bytes read, bytes in all) from whichever thread reads.
         check_memory: Called first, with the device and the element type's name; raises `LoadFailed` where the range
@@ -143,7 +150,7 @@ def load_stage(
     Raises:
         LoadFailed: See there for the codes.
     """
-    plan = plan_range(model_dir, layers)
+    plan = plan_range(model_dir, layers, code_dir)
     where = choose_device(device)
     kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
     if kind.warning:

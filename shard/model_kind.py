@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from shard.custom_code import load_classes, needs_code, read_auto_map, refusal
 from shared.errors import LoadFailed
 
 
@@ -30,12 +31,21 @@ class ModelKind:
     is_part: bool
 
 
-def read_kind(model_dir: Path) -> ModelKind:
+def read_kind(model_dir: Path, code_dir: Path | None = None) -> ModelKind:
     """Read a folder's config.
 
+    Args:
+        model_dir: The folder.
+        code_dir: Where the model's own code may be run from (`shard.custom_code.find_code`); None runs none.
+
     Raises:
-        LoadFailed: `model_not_found`; `model_unsupported`, with the reason.
+        LoadFailed: `model_not_found`; `model_unsupported`, with the reason; `code_not_trusted`.
     """
+    if code_dir is not None and read_auto_map(model_dir):
+        config, model_class = load_classes(model_dir, code_dir)
+        return ModelKind(_checked(config), model_class, is_part=False)
+    if needs_code(model_dir):
+        raise refusal(model_dir)
     config = _read_config(model_dir)
     if config.is_encoder_decoder:
         raise _unsupported(config, "is an encoder-decoder; only decoders are served")
@@ -60,12 +70,14 @@ def _mapped(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def _read_config(model_dir: Path) -> PreTrainedConfig:
-    if not (model_dir / "config.json").is_file():
-        raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
+    return _checked(config)
+
+
+def _checked(config: PreTrainedConfig) -> PreTrainedConfig:
     if getattr(config, "quantization_config", None) is not None:
         raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")
     return config

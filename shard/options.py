@@ -44,6 +44,13 @@ _MODEL = (
         show_default="what a gateway gives it; must be given without --join",
         type=Parsed("range", LayerRange.parse),
     ),
+    option(
+        "--trust-remote-code",
+        "TRUST_REMOTE_CODE",
+        "Run the Python code that a model brings beside its weights (config.json's auto_map), with all that this "
+        "process may do. Without it such a model is refused.",
+        is_flag=True,
+    ),
     cache_dir_option,
 )
 
@@ -166,6 +173,7 @@ def read_settings(options: dict[str, Any]) -> NodeSettings:
         node_id=options["node_id"] or (default_node_id(layers) if layers and not joins else None),
         device=options["device"],
         dtype=options["dtype"],
+        trust_remote_code=options["trust_remote_code"],
         threads=options["threads"],
         mesh_token=options["mesh_token"] or None,
         insecure=options["insecure"],

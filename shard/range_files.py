@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from shard.custom_code import find_code
 from shard.loader import plan_range
 from shared.layers import LayerRange
 from shared.models.folder import ModelFolder
@@ -22,6 +23,7 @@ def resolve_range(
     fingerprint: str,
     files_url: str | None = None,
     token: str | None = None,
+    trust_remote_code: bool = False,
     cache_dir: Path | None = None,
     progress: ProgressSink = ignore_progress,
     cancelled: Callable[[], bool] = never,
@@ -34,6 +36,7 @@ def resolve_range(
         fingerprint: Of the model wanted.
         files_url: Where a gateway has its files; None if it has none.
         token: The mesh token, shown to that gateway alone.
+        trust_remote_code: The model's own code may be run.
         cache_dir: Where parts are kept; the platform's cache folder unless given.
         progress: Told about long work.
         cancelled: Asked often; once true, the work ends with `ModelUnavailable` (`cancelled`).
@@ -45,7 +48,8 @@ def resolve_range(
 
     def complete(folder: ModelFolder) -> None:
         if folder.absent is not None:
-            fetch_entries(folder, plan_range(folder.path, layers).entries.values(), progress)
+            code_dir = find_code(folder) if trust_remote_code else None
+            fetch_entries(folder, plan_range(folder.path, layers, code_dir).entries.values(), progress)
 
     return resolve_parts(
         model_name,

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
@@ -22,6 +21,7 @@ from transformers.cache_utils import (
 from transformers.configuration_utils import PreTrainedConfig
 
 from shard.kv_layers import AbsentLayer, GrowingLayer, IndexedLayer, WindowLayer
+from shard.transformers_compat import DummyLayer, cacheless_layers
 from shared.layers import LayerRange
 
 
@@ -35,7 +35,8 @@ class RangeCache(DynamicCache):
     def __init__(self, config: PreTrainedConfig, layers: LayerRange, idle: Collection[int] = ()) -> None:
         super().__init__(config=config)
         self.past_len = 0
-        self.layers = [_choose_slot(slot, held=i in layers and i not in idle) for i, slot in enumerate(self.layers)]
+        empty = cacheless_layers(config).union(idle)
+        self.layers = [_choose_slot(slot, held=i in layers and i not in empty) for i, slot in enumerate(self.layers)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions before this step, as the slot counts them if it does."""

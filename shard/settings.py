@@ -79,6 +79,7 @@ class NodeSettings:
         node_id: Unique in the mesh; None takes the one that this machine has for it (`shard.identity`).
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        trust_remote_code: Run the code that a model brings, where it brings any.
         threads: Threads of the compute thread's operators.
         mesh_token: What peers must present; None admits all.
         insecure: Listen beyond loopback without a token.
@@ -99,6 +100,7 @@ class NodeSettings:
     insecure: bool
     kv: KvLimits
     memory_bytes: int | None = None
+    trust_remote_code: bool = False
     drain_s: float
 
     def check(self) -> None:

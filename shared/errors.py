@@ -67,7 +67,8 @@ class DeadlineExceeded(MeshError):
 class LoadFailed(MeshError):
     """A model, or the part of it that a node needs, cannot be loaded.
 
-    `model_not_found`, `model_unsupported`, `weights_missing`, `weights_corrupt`, `weights_mismatch`,
+    `model_not_found`, `model_unsupported`, `code_not_trusted`, `code_unavailable`, `weights_missing`,
+    `weights_corrupt`, `weights_mismatch`,
     `range_outside_model`, `cut_refused`, `device_unavailable`, `dtype_unsupported`, `too_little_memory` (before
     anything is read), `out_of_memory`; where weights had to be fetched, also the codes of
     `shared.models.errors.ModelUnavailable`.
