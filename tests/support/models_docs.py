@@ -52,8 +52,8 @@ weight.
   them for the real one, as `refused_cuts`. Empty: it can be cut anywhere.
 - Of models that also see or hear, the text part is served; images and sound are refused.
 - A model that transformers does not know is served by the code that it brings, if its nodes are started with
-  `--trust-remote-code`; otherwise it is refused before that code or any weight is read. The code must be the same on all
-  nodes: a fingerprint is of weights and config.
+  `--trust-remote-code`; otherwise it is refused before that code or any weight is read. The code must be the same on
+  all nodes: a fingerprint is of weights and config.
 
 {HEADER}
 |---|---|---|---|---|
