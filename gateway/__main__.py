@@ -120,7 +120,7 @@ async def serve(
     clock = SystemClock()
     gateway_id = f"gateway-{socket.gethostname()[:32]}-{uuid.uuid4().hex[:6]}"
     mesh = create_mesh(
-        settings.nodes, gateway_id=gateway_id, model=folder.fingerprint, token=settings.mesh_token, clock=clock
+        settings.nodes, gateway_id=gateway_id, model=folder.fingerprint, dial=settings.access.dial, clock=clock
     )
     config = read_config(folder.path)
     generator = create_generator(
@@ -148,21 +148,22 @@ async def serve(
         tokenizer=tokenizer,
         generator=generator,
         mesh=MeshView(mesh, generator, clock=clock, fleet=fleet),
-        model_files=ModelFiles(folder, settings.mesh_token) if folder.is_whole else None,
+        model_files=ModelFiles(folder, settings.access.tokens) if folder.is_whole else None,
         api_keys=settings.api_keys,
-        mesh_token=settings.mesh_token,
+        mesh_tokens=settings.access.tokens,
         drainer=create_drainer(fleet, generator),
         cors_origins=settings.cors_origins,
         body_bytes_max=settings.body_bytes_max,
         stream_limits=settings.stream_limits,
         clock=clock,
     )
-    joins = Joins(mesh, gateway_id=gateway_id, model=folder.fingerprint, token=settings.mesh_token, clock=clock)
+    joins = Joins(mesh, gateway_id=gateway_id, model=folder.fingerprint, access=settings.access, clock=clock)
     links = LinkListener(joins, clock=clock)
-    server = create_server(create_app(state), drain_s=settings.drain_s, links=links)
+    context = settings.access.listen_context
+    server = create_server(create_app(state), drain_s=settings.drain_s, links=links, context=context)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(part.run()) for part in (mesh, joins, fleet)]
-        click.echo(f"listening on {http_url(listener)}")
+        click.echo(f"listening on {http_url(listener, is_secure=context is not None)}")
         with ended_by_signals(server):
             await server.serve(sockets=[listener])
         await links.close()

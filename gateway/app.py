@@ -91,7 +91,7 @@ def create_app(state: GatewayState) -> Litestar:
     api_keys = ApiKeys(
         state.api_keys,
         other_secrets=MODEL_FILES_PATH if has_mesh_token else None,
-        mesh_token=state.mesh_token,
+        mesh_tokens=state.mesh_tokens,
     )
     app.asgi_handler = Edge(app.asgi_handler, api_keys=api_keys, cors=CorsPolicy(origins), clock=state.clock)
     return app

@@ -6,6 +6,8 @@ it as away; when it comes back under the same id it is itself again. After `AWAY
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 
 from gateway.join_rules import Holder, may_replace
@@ -14,8 +16,9 @@ from gateway.node_link import NodeLink
 from gateway.open_link import JoinedLink
 from shared.clock import Clock
 from shared.errors import LinkClosed
-from shared.handshake import check_hello, choose_version
+from shared.handshake import choose_version
 from shared.link import CLOSE_REFUSED, HANDSHAKE_TIMEOUT_S, Link, Transport, accept
+from shared.mesh_access import MeshAccess
 from shared.messages import Hello, Refused, Welcome
 from shared.version import SOFTWARE
 
@@ -35,7 +38,7 @@ class Joins:
         mesh: Where they become known.
         gateway_id: What this gateway calls itself.
         model: Fingerprint of the model that it serves.
-        token: The mesh token; None admits everyone.
+        access: Tokens and TLS: what nodes must show.
         clock: Time.
         handshake_s: How long a node may take to say who it is.
     """
@@ -46,14 +49,14 @@ class Joins:
         *,
         gateway_id: str,
         model: str | None,
-        token: str | None,
+        access: MeshAccess,
         clock: Clock,
         handshake_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self._mesh = mesh
         self._gateway_id = gateway_id
         self._model = model
-        self._token = token
+        self._access = access
         self._clock = clock
         self._handshake_s = handshake_s
         self._hosts: dict[NodeLink, str] = {}
@@ -65,13 +68,19 @@ class Joins:
         since = self._away_since.get(link)
         return 0.0 if since is None else self._clock.monotonic() - since
 
-    async def welcome(self, transport: Transport, host: str) -> tuple[Link, str]:
+    async def welcome(self, transport: Transport, host: str, *, has_certificate: bool) -> tuple[Link, str]:
         """Shake hands with a node that has dialled; gives its link, for `serve`, and where it came from.
+
+        Args:
+            transport: Its connection.
+            host: Where it comes from.
+            has_certificate: Whether it has shown one of those that are asked for.
 
         Raises:
             MeshError: It is refused, or says nothing, or something else.
         """
-        link = await accept(transport, answer=lambda hello: self._answer(hello, host), timeout_s=self._handshake_s)
+        answer = partial(self._answer, host=host, has_certificate=has_certificate)
+        link = await accept(transport, answer=answer, timeout_s=self._handshake_s)
         return link, host
 
     async def serve(self, link: JoinedLink, host: str) -> None:
@@ -115,16 +124,16 @@ class Joins:
     def _known(self, node: str) -> NodeLink | None:
         return next((link for link in self._hosts if link.node == node), None)
 
-    def _answer(self, hello: Hello, host: str) -> Welcome | Refused:
+    def _answer(self, hello: Hello, *, host: str, has_certificate: bool) -> Welcome | Refused:
         refusal = (
-            check_hello(hello, token=self._token, model=self._model)
+            self._access.check(hello, has_certificate=has_certificate, model=self._model)
             or _refusal_of_role(hello)
             or self._refusal_of_id(hello, host)
         )
         if refusal is not None:
             return refusal
         version = choose_version(hello.versions)
-        assert version is not None  # noqa: S101 - `check_hello` has seen to it
+        assert version is not None  # noqa: S101 - `check` has seen to it
         return Welcome(version=version, peer=self._gateway_id, software=SOFTWARE)
 
     def _refusal_of_id(self, hello: Hello, host: str) -> Refused | None:

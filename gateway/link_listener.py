@@ -102,7 +102,9 @@ class LinkListener:
             await connection.handshake(server_header=None)
             if connection.protocol.state is not State.OPEN:  # it was no such request, and has been told so
                 return None
-            return await self._joins.welcome(WebSocketTransport(connection), _host_of(connection))
+            transport = WebSocketTransport(connection)
+            host = _host_of(connection)
+            return await self._joins.welcome(transport, host, has_certificate=transport.has_certificate)
         except MeshError as error:
             log.warning("join.refused", code=error.code, reason=error.message, address=connection.remote_address)
             return None

@@ -170,7 +170,7 @@ def create_mesh(
     *,
     gateway_id: str,
     model: str | None,
-    token: str | None,
+    token: str | None = None,
     dial: Dial = dial,
     clock: Clock | None = None,
     rng: Random | None = None,
@@ -181,7 +181,7 @@ def create_mesh(
         urls: ``ws://`` or ``wss://`` addresses.
         gateway_id: What this gateway calls itself.
         model: Fingerprint that nodes must serve; None accepts any.
-        token: The mesh token.
+        token: The mesh token, unless `dial` sees to that.
         dial: Opens a link; tests give their own.
         clock: Time.
         rng: For the jitter between attempts.

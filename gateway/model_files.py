@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.api_keys import ApiKeys
 from gateway.openai_errors import ApiError, retry_after
+from shared.mesh_tokens import MeshTokens
 from shared.models.folder import INDEX_FILE, SIDE_FILES, ModelFolder, weight_files
 
 MODEL_FILES_PATH: Final = "/mesh/models"
@@ -38,14 +39,14 @@ class ModelFiles:
 
     Args:
         folder: The model's.
-        token: The mesh token, which callers present; None where the API keys decide.
+        tokens: The mesh's, of which callers present one; without any the API keys decide.
     """
 
-    def __init__(self, folder: ModelFolder, token: str | None) -> None:
+    def __init__(self, folder: ModelFolder, tokens: MeshTokens) -> None:
         self.fingerprint = folder.fingerprint
-        self.has_token = token is not None
+        self.has_token = bool(tokens.accepted())
         self.readers = ThreadPoolExecutor(READER_THREADS, "model-files")
-        self._tokens = ApiKeys([] if token is None else [token])
+        self._tokens = tokens
         self._files = _list_files(folder.path)
         self._places = asyncio.Semaphore(SENDS_AT_ONCE_MAX)
 
@@ -60,7 +61,7 @@ class ModelFiles:
         Raises:
             ApiError: 401 for all others.
         """
-        if self._tokens.check(path, headers) is not None:
+        if ApiKeys(self._tokens.accepted()).check(path, headers) is not None:
             message = "Nodes present the mesh token: 'Authorization: Bearer TOKEN'."
             raise ApiError(401, message, code="invalid_mesh_token", headers={"www-authenticate": "Bearer"})
 

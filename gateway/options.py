@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ from gateway.parser_choice import AUTO, REASONING_PARSERS, TOOL_PARSERS, ParserN
 from gateway.response_writer import StreamLimits
 from gateway.settings import GatewaySettings, parse_node_url
 from gateway.state import BODY_BYTES_MAX
+from shared.mesh_options import mesh_options, read_mesh_access
+from shared.mesh_tokens import read_secrets
 from shared.options import (
     PORT_MAX,
     Parsed,
@@ -91,13 +94,7 @@ _MESH = (
         type=Parsed("address", parse_node_url),
         show_default="nodes join",
     ),
-    option(
-        "--mesh-token",
-        "MESH_TOKEN",
-        "What the gateway presents to nodes, and nodes that join to it. Prefer the variable: other users can read "
-        "a command line.",
-        metavar="TOKEN",
-    ),
+    *mesh_options,
 )
 
 _PLAN = (
@@ -143,6 +140,13 @@ _HTTP = (
         metavar="KEY",
         type=_WORD,
         show_default="anyone may call",
+    ),
+    option(
+        "--api-key-file",
+        "API_KEY_FILE",
+        "Where further keys are, one a line.",
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
     ),
     option(
         "--cors-allow-origin",
@@ -246,10 +250,10 @@ def read_settings(options: dict[str, Any]) -> GatewaySettings:
         context_len=options["context_len"],
         parsers=ParserNames(options["tool_parser"], options["reasoning_parser"]),
         nodes=tuple(dict.fromkeys(options["node"])),
-        mesh_token=options["mesh_token"] or None,
+        access=read_mesh_access(options),
         host=options["host"],
         port=options["port"],
-        api_keys=tuple(filter(None, options["api_key"])),
+        api_keys=_api_keys(options),
         cors_origins=tuple(options["cors_allow_origin"]),
         insecure=options["insecure"],
         body_bytes_max=options["max_body_bytes"],
@@ -273,3 +277,8 @@ def read_settings(options: dict[str, Any]) -> GatewaySettings:
     )
     settings.check()
     return settings
+
+
+def _api_keys(options: dict[str, Any]) -> tuple[str, ...]:
+    file = options["api_key_file"]
+    return (*filter(None, options["api_key"]), *(read_secrets("--api-key-file", file) if file else ()))

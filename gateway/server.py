@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -47,7 +48,12 @@ def connections_max() -> int:
 
 
 def create_server(
-    app: Litestar, *, drain_s: float, limits: HttpLimits | None = None, links: LinkListener | None = None
+    app: Litestar,
+    *,
+    drain_s: float,
+    limits: HttpLimits | None = None,
+    links: LinkListener | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> GatewayServer:
     """A server for the application; `serve(sockets=[…])` runs it.
 
@@ -56,6 +62,7 @@ def create_server(
         drain_s: How long calls may go on once it is told to end.
         limits: What a connection may cost; None for the defaults.
         links: Takes the connections of nodes that join; None for none.
+        context: TLS; None serves without.
     """
     config = uvicorn.Config(
         app,
@@ -69,6 +76,7 @@ def create_server(
         backlog=BACKLOG,
         timeout_keep_alive=IDLE_CONNECTION_S,
         timeout_graceful_shutdown=math.ceil(drain_s),
+        ssl_context_factory=None if context is None else lambda *_: context,
     )
     return GatewayServer(config)
 
@@ -83,10 +91,10 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
-def http_url(listener: socket.socket) -> str:
+def http_url(listener: socket.socket, *, is_secure: bool = False) -> str:
     """Where a listening socket is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if is_secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @contextmanager

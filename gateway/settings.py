@@ -12,6 +12,7 @@ from gateway.fleet.settings import FleetSettings
 from gateway.generation import GenerationSettings
 from gateway.parser_choice import ParserNames
 from gateway.response_writer import StreamLimits
+from shared.mesh_access import MeshAccess
 from shared.options import SettingError
 
 _NODE_URL = re.compile(r"wss?://[^/\s]+(/\S*)?")
@@ -28,7 +29,7 @@ class GatewaySettings:
         served_names: Names under which callers ask for the model; empty for its own.
         context_len: Overrides the window that the model's config names.
         nodes: Addresses of nodes that are dialled; others join.
-        mesh_token: What the gateway presents to nodes, and nodes that join to it.
+        access: Tokens and TLS: what the gateway shows to nodes, and asks for.
         host: Address to listen on.
         port: 0 lets the kernel choose.
         api_keys: What callers present; empty admits all.
@@ -47,7 +48,7 @@ class GatewaySettings:
     context_len: int | None
     parsers: ParserNames
     nodes: tuple[str, ...]
-    mesh_token: str | None
+    access: MeshAccess
     host: str
     port: int
     api_keys: tuple[str, ...]
@@ -68,7 +69,9 @@ class GatewaySettings:
         if self.insecure or is_loopback(self.host):
             return
         absent = [
-            flag for flag, value in (("--api-key", self.api_keys), ("--mesh-token", self.mesh_token)) if not value
+            flag
+            for flag, is_given in (("--api-key", self.api_keys), ("--mesh-token", self.access.has_token))
+            if not is_given
         ]
         if absent:
             raise SettingError(

@@ -17,6 +17,7 @@ from gateway.response_writer import StreamLimits
 from gateway.token_feed import TokenStream
 from gateway.tokenizer import ChatTokenizer
 from shared.clock import Clock, SystemClock
+from shared.mesh_tokens import MeshTokens
 from shared.messages import Pooling
 
 ANY_MODEL = "default"
@@ -112,7 +113,7 @@ class GatewayState:
         mesh: What is known of the nodes.
         model_files: The model's files, for nodes that have none; None where the gateway has no whole copy.
         api_keys: Keys that callers present; empty lets everybody call.
-        mesh_token: What nodes present; opens what lies below ``/mesh`` too.
+        mesh_tokens: What nodes present; opens what lies below ``/mesh`` too.
         drainer: Takes nodes out of service; None where there is nothing to take any out of.
         cors_origins: Web pages that may call; empty as `gateway.cors` says.
         body_bytes_max: The largest request body.
@@ -128,7 +129,7 @@ class GatewayState:
     mesh: MeshView
     model_files: ModelFiles | None = None
     api_keys: Sequence[str] = ()
-    mesh_token: str | None = field(default=None, repr=False)
+    mesh_tokens: MeshTokens = field(default_factory=MeshTokens)
     drainer: NodeDrainer | None = None
     cors_origins: Sequence[str] = ()
     body_bytes_max: int = BODY_BYTES_MAX

@@ -169,17 +169,17 @@ async def serve(start: Start) -> int:
         node_id=start.node_id, limits=settings.kv, clock=clock, load=create_loader(start), machine=start.machine
     )
     joins = [
-        Join(url, service=service, token=settings.mesh_token, clock=clock, rng=SystemRandom()) for url in settings.joins
+        Join(url, service=service, clock=clock, rng=SystemRandom(), dial=settings.access.dial) for url in settings.joins
     ]
     node = Node(
         service=service,
         fixed=start.fixed[0] if start.fixed else None,
         address=settings.listen,
         joins=joins,
-        token=settings.mesh_token,
+        access=settings.access,
         clock=clock,
         drain_timeout_s=settings.drain_s,
-        announce=announce,
+        announce=announce_secure if settings.access.listen_context else announce,
     )
     with stopped_by_signals(node.stop):
         try:
@@ -223,6 +223,11 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def announce(address: Address) -> None:
     """Print where the node listens, for whoever started it with port 0."""
     click.echo(f"listening on ws://{address}")
+
+
+def announce_secure(address: Address) -> None:
+    """As `announce`, with TLS."""
+    click.echo(f"listening on wss://{address}")
 
 
 def main() -> int:

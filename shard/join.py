@@ -56,7 +56,7 @@ class Join:
     Args:
         url: The gateway's ``ws://`` or ``wss://`` address, path included.
         service: Serves the link.
-        token: The mesh token.
+        token: The mesh token, unless `dial` sees to that.
         clock: Time.
         rng: For the jitter.
         dial: Opens a link.
@@ -67,7 +67,7 @@ class Join:
         url: str,
         *,
         service: NodeService,
-        token: str | None,
+        token: str | None = None,
         clock: Clock,
         rng: Random,
         dial: Dial = dial_gateway,

@@ -16,6 +16,7 @@ from shard.server import NodeServer
 from shard.service import SWEEP_INTERVAL_S, NodeService
 from shard.settings import Address
 from shared.clock import Clock
+from shared.mesh_access import MeshAccess
 
 DRAIN_POLL_S = 0.02
 """How often a draining node looks whether it has finished."""
@@ -35,7 +36,7 @@ class Node:
         fixed: The range it holds for as long as it lives; None takes what a gateway gives it.
         address: Where it listens; None joins only.
         joins: Its links to gateways that it dials itself.
-        token: The mesh token.
+        access: Tokens and TLS.
         clock: Monotonic time.
         drain_timeout_s: How long sessions may go on once the node was asked to end.
         announce: Called with the address once it listens.
@@ -48,7 +49,7 @@ class Node:
         fixed: Assignment | None,
         address: Address | None,
         joins: Sequence[Join] = (),
-        token: str | None,
+        access: MeshAccess,
         clock: Clock,
         drain_timeout_s: float,
         announce: Callable[[Address], None],
@@ -57,7 +58,7 @@ class Node:
         self._fixed = fixed
         self._address = address
         self._joins = joins
-        self._server = NodeServer(service=service, token=token, clock=clock)
+        self._server = NodeServer(service=service, access=access, clock=clock)
         self._clock = clock
         self._drain_timeout_s = drain_timeout_s
         self._announce = announce

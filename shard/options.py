@@ -11,6 +11,7 @@ import click
 from shard.machine import physical_cores
 from shard.settings import Address, KvLimits, NodeSettings, parse_join_url, parse_node_id
 from shared.layers import LayerRange
+from shared.mesh_options import mesh_options, read_mesh_access
 from shared.options import (
     THREADS_MAX,
     Parsed,
@@ -79,12 +80,7 @@ _PLACE = (
         type=Parsed("id", parse_node_id),
         show_default="host, range and a random part; with --join host and a random part that stays",
     ),
-    option(
-        "--mesh-token",
-        "MESH_TOKEN",
-        "What peers must present. Prefer the variable: other users of the machine can read a command line.",
-        metavar="TOKEN",
-    ),
+    *mesh_options,
     option("--insecure", "INSECURE", "Listen beyond this machine without a mesh token.", is_flag=True),
 )
 
@@ -175,7 +171,7 @@ def read_settings(options: dict[str, Any]) -> NodeSettings:
         dtype=options["dtype"],
         trust_remote_code=options["trust_remote_code"],
         threads=options["threads"],
-        mesh_token=options["mesh_token"] or None,
+        access=read_mesh_access(options),
         insecure=options["insecure"],
         kv=KvLimits(
             enabled=options["kv_cache"],

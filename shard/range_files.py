@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def resolve_range(
     files_url: str | None = None,
     token: str | None = None,
     trust_remote_code: bool = False,
+    tls: ssl.SSLContext | None = None,
     cache_dir: Path | None = None,
     progress: ProgressSink = ignore_progress,
     cancelled: Callable[[], bool] = never,
@@ -37,6 +39,7 @@ def resolve_range(
         files_url: Where a gateway has its files; None if it has none.
         token: The mesh token, shown to that gateway alone.
         trust_remote_code: The model's own code may be run.
+        tls: Of that gateway's address; None trusts what the system trusts.
         cache_dir: Where parts are kept; the platform's cache folder unless given.
         progress: Told about long work.
         cancelled: Asked often; once true, the work ends with `ModelUnavailable` (`cancelled`).
@@ -57,6 +60,7 @@ def resolve_range(
         complete=complete,
         files_url=files_url,
         token=token,
+        tls=tls,
         cache_dir=cache_dir,
         progress=progress,
         cancelled=cancelled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from http import HTTPStatus
 
 import orjson
@@ -17,8 +18,9 @@ from shard.service import NodeService
 from shared.clock import Clock
 from shared.errors import MeshError
 from shared.frame import DEFAULT_LIMITS, PROTOCOL_VERSION, FrameLimits
-from shared.handshake import VERSIONS, check_hello, choose_version
+from shared.handshake import VERSIONS, choose_version
 from shared.link import WebSocketTransport, accept
+from shared.mesh_access import MeshAccess
 from shared.messages import Hello, Refused, Welcome
 from shared.version import SOFTWARE
 from shared.websocket import listen_options
@@ -36,16 +38,16 @@ class NodeServer:
 
     Args:
         service: Acts on what comes.
-        token: The mesh token, None when the mesh has none.
+        access: Tokens and TLS.
         clock: Monotonic time.
         limits: What is read of a frame.
     """
 
     def __init__(
-        self, *, service: NodeService, token: str | None, clock: Clock, limits: FrameLimits = DEFAULT_LIMITS
+        self, *, service: NodeService, access: MeshAccess, clock: Clock, limits: FrameLimits = DEFAULT_LIMITS
     ) -> None:
         self._service = service
-        self._token = token
+        self._access = access
         self._clock = clock
         self._limits = limits
 
@@ -63,6 +65,7 @@ class NodeServer:
             process_request=self._answer_http,
             open_timeout=HTTP_OPEN_TIMEOUT_S,
             server_header=None,
+            ssl=self._access.listen_context,
             **listen_options(self._limits),
         )
         try:
@@ -89,10 +92,10 @@ class NodeServer:
         headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"})
         return Response(status.value, status.phrase, headers, body)
 
-    def _answer_hello(self, hello: Hello) -> Welcome | Refused:
+    def _answer_hello(self, hello: Hello, *, has_certificate: bool) -> Welcome | Refused:
         info = self._service.info
         model = info.model if info and not self._service.machine else None  # one that takes any range takes any model
-        if refusal := check_hello(hello, token=self._token, model=model):
+        if refusal := self._access.check(hello, has_certificate=has_certificate, model=model):
             return refusal
         if self._service.state == "draining":
             return Refused(code="draining", message="the node is leaving")
@@ -105,7 +108,8 @@ class NodeServer:
     async def _serve_link(self, connection: ServerConnection) -> None:
         try:
             transport = WebSocketTransport(connection)
-            link = await accept(transport, answer=self._answer_hello, limits=self._limits)
+            answer = partial(self._answer_hello, has_certificate=transport.has_certificate)
+            link = await accept(transport, answer=answer, limits=self._limits)
         except MeshError as error:
             log.warning("peer.refused", code=error.code, reason=error.message, address=connection.remote_address)
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from shared.layers import LayerRange
+from shared.mesh_access import MeshAccess
 from shared.options import PORT_MAX, SettingError
 
 NODE_ID_CHARS_MAX = 64
@@ -81,7 +82,7 @@ class NodeSettings:
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         trust_remote_code: Run the code that a model brings, where it brings any.
         threads: Threads of the compute thread's operators.
-        mesh_token: What peers must present; None admits all.
+        access: Tokens and TLS: what peers must show, and what the node shows.
         insecure: Listen beyond loopback without a token.
         kv: What is kept of sessions.
         memory_bytes: All that the process may use, for a node that takes any range; None measures.
@@ -96,7 +97,7 @@ class NodeSettings:
     device: str
     dtype: str
     threads: int
-    mesh_token: str | None
+    access: MeshAccess
     insecure: bool
     kv: KvLimits
     memory_bytes: int | None = None
@@ -117,7 +118,7 @@ class NodeSettings:
             raise SettingError("--memory", "is for a node that is given its layers by a gateway: leave --layers out")
         if self.listen is None:
             return
-        if not self.listen.is_loopback and self.mesh_token is None and not self.insecure:
+        if not self.listen.is_loopback and not self.access.has_token and not self.insecure:
             raise SettingError(
                 "--listen",
                 f"{self.listen} is beyond this machine, where anyone could use the node: "

@@ -5,6 +5,7 @@ The token comes first, so that who has none learns nothing else.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 
@@ -17,17 +18,19 @@ VERSIONS: tuple[int, ...] = (PROTOCOL_VERSION,)
 
 
 def check_hello(
-    hello: Hello, *, versions: Sequence[int] = VERSIONS, token: str | None, model: str | None
+    hello: Hello, *, versions: Sequence[int] = VERSIONS, tokens: Sequence[str], model: str | None
 ) -> Refused | None:
     """Why an acceptor must refuse this peer, or None.
 
     Args:
         hello: What the dialer said.
         versions: Protocol major versions the acceptor speaks.
-        token: The mesh token, None when the mesh has none.
+        tokens: The mesh's tokens, of which the peer must present one; empty when the mesh has none.
         model: Fingerprint of the model the acceptor serves, None when it accepts any.
     """
-    if token is not None and not tokens_match(hello.token, token):
+    if isinstance(tokens, str):
+        raise TypeError("tokens are a sequence of tokens, not of characters")
+    if tokens and not is_accepted(hello.token, tokens):
         return Refused(code="unauthorized", message="the mesh token is missing or wrong")
     if choose_version(hello.versions, versions) is None:
         return Refused(code="version_mismatch", message=f"no common version of {hello.versions} and {tuple(versions)}")
@@ -53,8 +56,15 @@ def choose_version(theirs: Sequence[int], ours: Sequence[int] = VERSIONS) -> int
     return max(set(theirs) & set(ours), default=None)
 
 
-def tokens_match(given: str | None, expected: str) -> bool:
-    """Whether a peer's token is the expected one, in a time that does not depend on where they differ."""
+def is_accepted(given: str | None, tokens: Sequence[str]) -> bool:
+    """Whether a peer's token is one of these, in a time that depends on neither which one nor where they differ."""
     if given is None:
         return False
-    return hmac.compare_digest(given.encode(errors="surrogatepass"), expected.encode(errors="surrogatepass"))
+    offered = _digest(given)
+    matches = [hmac.compare_digest(offered, _digest(token)) for token in tokens]
+    return any(matches)
+
+
+def _digest(token: str) -> bytes:
+    """Equal lengths, so that not even a token's length shows in the time that a comparison takes."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -229,7 +230,12 @@ def _kind_of(event: Event) -> str:
 
 
 async def dial(
-    url: str, hello: Hello, *, limits: FrameLimits = DEFAULT_LIMITS, timeout_s: float = HANDSHAKE_TIMEOUT_S
+    url: str,
+    hello: Hello,
+    *,
+    limits: FrameLimits = DEFAULT_LIMITS,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    context: ssl.SSLContext | None = None,
 ) -> Link:
     """Open a link to the peer that listens at a ``ws://`` or ``wss://`` address.
 
@@ -238,6 +244,7 @@ async def dial(
         hello: What this side says of itself.
         limits: What this side is willing to receive.
         timeout_s: For everything from the first packet to `Welcome`.
+        context: TLS of a ``wss://`` address; None trusts what the system trusts.
 
     Raises:
         HandshakeRefused: The peer refused, or this side refuses the peer's answer.
@@ -247,7 +254,7 @@ async def dial(
         RemoteProtocolError: The peer sent something else than an answer.
     """
     async with _deadline(timeout_s, url):
-        transport = await connect_websocket(url, limits)
+        transport = await connect_websocket(url, limits, context)
         return await _offer(transport, hello, limits)
 
 

@@ -8,6 +8,7 @@ fills the write buffer: each fragment waits until the one before has left.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -74,6 +75,12 @@ class WebSocketTransport:
         self._long: asyncio.Future[None] | None = None
         if isinstance(connection, ServerConnection):
             self.allow(HANDSHAKE_BYTES_MAX)
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether the peer has shown a certificate that this side's authorities have signed."""
+        tls = self._connection.transport.get_extra_info("ssl_object")
+        return tls is not None and bool(tls.getpeercert())
 
     def allow(self, frame_bytes_max: int) -> None:
         """Receive messages of up to this length from now on; longer ones close the connection."""
@@ -158,20 +165,33 @@ class _Dial(connect):
         return exc
 
 
-async def connect_websocket(url: str, limits: FrameLimits = DEFAULT_LIMITS) -> WebSocketTransport:
+async def connect_websocket(
+    url: str, limits: FrameLimits = DEFAULT_LIMITS, context: ssl.SSLContext | None = None
+) -> WebSocketTransport:
     """Dial a node or a gateway. The caller bounds the time and closes what it gets.
 
+    Args:
+        url: Its address.
+        limits: What is read of a frame.
+        context: TLS of a ``wss://`` address; None trusts what the system trusts.
+
     Raises:
-        LinkClosed: `bad_url`, `http_status` (something answered that is no meshnet peer), `unreachable`.
+        LinkClosed: `bad_url`, `http_status` (something answered that is no meshnet peer), `bad_certificate` (its
+            certificate is not one that is trusted, or of another host), `unreachable`.
     """
+    secure: dict[str, Any] = {"ssl": context} if context is not None and url.startswith("wss:") else {}
     proxy: Literal[True] | None = None if is_loopback(url) else True
     try:
-        connection: ClientConnection = await _Dial(url, open_timeout=None, proxy=proxy, **websocket_options(limits))
+        connection: ClientConnection = await _Dial(
+            url, open_timeout=None, proxy=proxy, **secure, **websocket_options(limits)
+        )
     except InvalidURI as error:
         raise LinkClosed("bad_url", f"{url} is not a ws:// or wss:// address") from error
     except InvalidStatus as error:
         status = error.response.status_code
         raise LinkClosed("http_status", f"{url} answered with HTTP {status}", status=status) from error
+    except ssl.SSLCertVerificationError as error:
+        raise LinkClosed("bad_certificate", f"{url} is not trusted: {error.verify_message}") from error
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise LinkClosed("unreachable", f"{url} cannot be reached: {reason}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +30,7 @@ def fetch_gateway_outline(
     progress: ProgressSink,
     *,
     token: str | None,
+    tls: ssl.SSLContext | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> ModelFolder:
     """Config, tokenizer and headers of the model that a gateway serves; weights can be fetched range by range.
@@ -40,12 +42,13 @@ def fetch_gateway_outline(
         store: Where parts are kept.
         progress: Told about bytes.
         token: The mesh token.
+        tls: Of an ``https://`` address; None trusts what the system trusts.
         cancelled: Asked often; once true, fetching ends with `ModelUnavailable` (`cancelled`).
 
     Raises:
         ModelUnavailable: With the reason, in a sentence for people.
     """
-    absent = PartFolder(store.parts / expected, describe_gateway(files_url, token), store, cancelled)
+    absent = PartFolder(store.parts / expected, describe_gateway(files_url, token, tls), store, cancelled)
     absent.fetch_outline(progress)
     found = fingerprint(absent.path)
     if found != expected:
@@ -55,7 +58,7 @@ def fetch_gateway_outline(
     return ModelFolder(absent.path, name, found, absent)
 
 
-def describe_gateway(files_url: str, token: str | None) -> RemoteModel:
+def describe_gateway(files_url: str, token: str | None, tls: ssl.SSLContext | None = None) -> RemoteModel:
     """What files a gateway has, with sizes and hashes; one request.
 
     Raises:
@@ -63,7 +66,7 @@ def describe_gateway(files_url: str, token: str | None) -> RemoteModel:
     """
     headers = {"user-agent": SOFTWARE, **({"authorization": f"Bearer {token}"} if token else {})}
     try:
-        response = httpx.get(files_url, headers=headers, timeout=TIMEOUT)
+        response = httpx.get(files_url, headers=headers, timeout=TIMEOUT, verify=tls or True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise ModelUnavailable("no_network", f"{files_url} cannot be reached ({reason})") from error
@@ -74,7 +77,9 @@ def describe_gateway(files_url: str, token: str | None) -> RemoteModel:
         files = [_remote_file(files_url, value) for value in response.json()["files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ModelUnavailable("download_failed", f"{files_url} gives no list of files") from error
-    return RemoteModel(label=files_url, reference="", files={file.name: file for file in files}, headers=headers)
+    return RemoteModel(
+        label=files_url, reference="", files={file.name: file for file in files}, headers=headers, tls=tls
+    )
 
 
 def _remote_file(files_url: str, value: dict[str, Any]) -> RemoteFile:

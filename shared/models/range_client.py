@@ -69,6 +69,7 @@ class RangeClient:
             headers={**model.headers, "accept-encoding": "identity"},
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None),
             follow_redirects=True,
+            verify=model.tls or True,
             limits=httpx.Limits(max_connections=CONNECTIONS_MAX),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,7 @@ def resolve_parts(
     complete: Callable[[ModelFolder], None],
     files_url: str | None = None,
     token: str | None = None,
+    tls: ssl.SSLContext | None = None,
     cache_dir: Path | None = None,
     progress: ProgressSink = ignore_progress,
     cancelled: Callable[[], bool] = never,
@@ -44,6 +46,7 @@ def resolve_parts(
         complete: Fetches the part that is wanted into a folder that lacks it; may raise `ModelUnavailable`.
         files_url: Where a gateway has its files; None if it has none.
         token: The mesh token, shown to that gateway alone.
+        tls: Of that gateway's address; None trusts what the system trusts.
         cache_dir: Where parts are kept; the platform's cache folder unless given.
         progress: Told about long work.
         cancelled: Asked often; once true, the work ends with `ModelUnavailable` (`cancelled`).
@@ -66,7 +69,7 @@ def resolve_parts(
         if files_url is None:
             return None
         return fetch_gateway_outline(
-            files_url, model_name, fingerprint, store, progress, token=token, cancelled=cancelled
+            files_url, model_name, fingerprint, store, progress, token=token, tls=tls, cancelled=cancelled
         )
 
     sources: Mapping[str, Source] = {

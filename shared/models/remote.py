@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -57,12 +58,14 @@ class RemoteModel:
         reference: Names it exactly, for any machine; empty where only its URLs do.
         files: By name.
         headers: Sent with each request; secret.
+        tls: Of its ``https://`` addresses; None trusts what the system trusts.
     """
 
     label: str
     reference: str
     files: Mapping[str, RemoteFile]
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = None
 
     @property
     def side_files(self) -> list[RemoteFile]:

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.fleet.drain import Drained, DrainRefused
 from shared.cli.operate import run_drain, run_live_plan
+from shared.mesh_tokens import MeshTokens
 from tests.support.api_server import ApiServer, running_api
 from tests.support.text_tokenizers import build_byte_level
 
@@ -42,7 +43,7 @@ class ScriptedDrainer:
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A gateway that asks for the mesh token."""
     model = build_byte_level(tmp_path_factory.mktemp("model"))
-    with running_api(model, mesh_token=SECRET, drainer=ScriptedDrainer()) as api:
+    with running_api(model, mesh_tokens=MeshTokens([SECRET]), drainer=ScriptedDrainer()) as api:
         yield api
 
 

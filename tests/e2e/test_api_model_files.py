@@ -17,6 +17,7 @@ import pytest
 from gateway import model_files
 from gateway.model_files import SENDS_AT_ONCE_MAX, ModelFiles
 from gateway.response_writer import StreamLimits
+from shared.mesh_tokens import MeshTokens
 from shared.models.fingerprint import fingerprint
 from shared.models.folder import ModelFolder
 from tests.support.api_server import ApiServer, running_api
@@ -54,7 +55,7 @@ def serve(tokenizer_folder: Path, files: ModelFiles | None, **options: Any) -> A
 @pytest.fixture(scope="module")
 def server(tokenizer_folder: Path, folder: ModelFolder) -> Iterator[ApiServer]:
     """One gateway for all tests that need no other, with API keys and a mesh token."""
-    with serve(tokenizer_folder, ModelFiles(folder, TOKEN), api_keys=("api-secret",)) as running:
+    with serve(tokenizer_folder, ModelFiles(folder, MeshTokens([TOKEN])), api_keys=("api-secret",)) as running:
         yield running
 
 
@@ -151,10 +152,10 @@ def test_another_model_is_not_here(server: ApiServer):
 
 def test_without_a_mesh_token_the_api_keys_decide(tokenizer_folder: Path, folder: ModelFolder):
     """Weights are not open where chat is not."""
-    with serve(tokenizer_folder, ModelFiles(folder, None), api_keys=("api-secret",)) as server:
+    with serve(tokenizer_folder, ModelFiles(folder, MeshTokens()), api_keys=("api-secret",)) as server:
         assert get(server, "/config.json").status_code == 401
         assert get(server, "/config.json", {"authorization": "Bearer api-secret"}).status_code == 200
-    with serve(tokenizer_folder, ModelFiles(folder, None)) as server:
+    with serve(tokenizer_folder, ModelFiles(folder, MeshTokens())) as server:
         assert get(server, "/config.json", {"authorization": ""}).status_code == 200
 
 
@@ -194,7 +195,7 @@ def test_readers_are_few_and_chat_goes_on(
 ):
     """A fifth is told to come again; chat answers meanwhile; readers that leave make room."""
     monkeypatch.setattr(model_files, "WAIT_S_MAX", 0.1)
-    with serve(tokenizer_folder, ModelFiles(large_folder, None)) as server:
+    with serve(tokenizer_folder, ModelFiles(large_folder, MeshTokens())) as server:
         readers = [start_download(server) for _ in range(SENDS_AT_ONCE_MAX)]
         wait_until(lambda: places_left(server) == 0, "every place taken")
         refused = get(server, "/config.json")
@@ -211,7 +212,7 @@ def test_readers_are_few_and_chat_goes_on(
 def test_a_reader_that_takes_nothing_loses_its_place(tokenizer_folder: Path, large_folder: ModelFolder):
     """A node whose machine has stopped holds nobody up for long."""
     limits = StreamLimits(stall_s=0.2)
-    with serve(tokenizer_folder, ModelFiles(large_folder, None), stream_limits=limits) as server:
+    with serve(tokenizer_folder, ModelFiles(large_folder, MeshTokens()), stream_limits=limits) as server:
         with start_download(server):
             wait_until(lambda: places_left(server) == SENDS_AT_ONCE_MAX - 1, "a place taken")
             wait_until(lambda: places_left(server) == SENDS_AT_ONCE_MAX, "the place free")
@@ -220,7 +221,7 @@ def test_a_reader_that_takes_nothing_loses_its_place(tokenizer_folder: Path, lar
 
 def test_a_large_answer_is_not_held_in_memory(tokenizer_folder: Path, large_folder: ModelFolder):
     """It comes whole, chunk by chunk, without a hash for which all of it would be read twice."""
-    with serve(tokenizer_folder, ModelFiles(large_folder, None)) as server:
+    with serve(tokenizer_folder, ModelFiles(large_folder, MeshTokens())) as server:
         before, count = _resident_bytes(), 0
         with httpx.stream("GET", f"{server.url}/mesh/models/{'f' * 16}/{LARGE}") as response:
             assert "content-digest" not in response.headers

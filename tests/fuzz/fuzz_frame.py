@@ -1,4 +1,7 @@
-"""Invariant: any bytes received on a link are a message, an unknown kind or an error of `FRAME_CODES`; nothing else.
+"""Invariants of whatever bytes come.
+
+Any bytes received on a link are a message, an unknown kind or an error of `FRAME_CODES`; nothing else. And no first
+frame opens a link unless it is a hello that holds one of the mesh's tokens.
 
 Run it for as long as you like with ``python tests/fuzz/fuzz_frame.py`` where atheris is installed;
 `test_fuzz_frame.py` runs a bounded number of seeded mutations everywhere.
@@ -9,9 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from shared.errors import FrameError, LinkClosed, RemoteProtocolError
 from shared.frame import MAGIC, FrameLimits, encode_frame
+from shared.handshake import VERSIONS, check_hello
 from shared.layers import LayerRange
 from shared.link_state import Broken, LinkProtocol, LinkState, Received, Unanswerable
 from shared.messages import (
@@ -50,6 +55,8 @@ FRAME_CODES = frozenset(
 
 LIMITS = FrameLimits(header_bytes_max=4096, payload_bytes_max=4096, tensors_max=4)
 MUTATIONS_MAX = 8
+TOKENS = ("token-new", "token-old")
+_VALUES = (None, "", "token-new", "TOKEN-NEW", "token-ne", ["token-new"], {"token": "token-new"}, 0, -1, True, [1], [])
 _INTERESTING = (
     b"\0",
     b"\xff",
@@ -81,6 +88,45 @@ def check(data: bytes) -> None:
             assert isinstance(event, Received | Unanswerable)
             assert protocol.state is not LinkState.CLOSED
             assert all(tensor.data.nbytes <= len(data) for tensor in getattr(event, "tensors", {}).values())
+
+
+def check_handshake(data: bytes) -> bool:
+    """Assert the second invariant for one first frame; returns whether it would have opened a link."""
+    protocol = LinkProtocol("acceptor", LIMITS)
+    event = protocol.receive(data)
+    if not isinstance(event, Received):
+        return False
+    hello = event.message
+    assert isinstance(hello, Hello), f"a link began with {hello.kind}"
+    refusal = check_hello(hello, tokens=TOKENS, model="m")
+    if refusal is None:
+        assert hello.token in TOKENS
+        return True
+    unknown = [token for token in TOKENS if token.encode() not in data]  # what a peer says, it may be told
+    assert not any(token in refusal.message for token in unknown), refusal.message
+    protocol.send(refusal)
+    return False
+
+
+def create_hellos() -> list[dict[str, Any]]:
+    """First messages of peers that have a token, have none, or are of another mesh."""
+    tokens = [*TOKENS, "token-another", "", None]
+    return [
+        encode_header(Hello(versions=VERSIONS, role="gateway", peer="g", token=token, model="m")) for token in tokens
+    ]
+
+
+def damage(rng: Random, header: dict[str, Any]) -> dict[str, Any]:
+    """A header with a few fields taken away, added or given to each other's values."""
+    damaged = dict(header)
+    values = (*_VALUES, *header.values())
+    for _ in range(rng.randint(1, 3)):
+        name = rng.choice([*header, "token", "tokens", "node", "machine", "zzz"])
+        if rng.random() < 0.2:
+            damaged.pop(name, None)
+        else:
+            damaged[name] = rng.choice(values)
+    return damaged
 
 
 def create_corpus() -> list[bytes]:

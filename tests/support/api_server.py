@@ -114,8 +114,8 @@ class ApiServer:
 
 @contextmanager
 def running_api(model: Path, **options: Any) -> Iterator[ApiServer]:
-    """Serve; `options` are fields of `GatewayState`, and `http_limits`."""
-    http_limits = options.pop("http_limits", None)
+    """Serve; `options` are fields of `GatewayState`, `http_limits`, and `context` for TLS."""
+    http_limits, context = options.pop("http_limits", None), options.pop("context", None)
     generator, mesh = ScriptedGenerator(), ScriptedMesh()
     state = GatewayState(
         model=ServedModel(names=(MODEL, "alias"), fingerprint="0123456789abcdef", created=1_700_000_000),
@@ -126,7 +126,7 @@ def running_api(model: Path, **options: Any) -> Iterator[ApiServer]:
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = create_server(create_app(state), drain_s=1.0, limits=http_limits)
+        server = create_server(create_app(state), drain_s=1.0, limits=http_limits, context=context)
         started = threading.Event()
         loops: list[asyncio.AbstractEventLoop] = []
 

@@ -105,7 +105,7 @@ class FakeGateway:
         self.hellos.append(hello)
         if self.refusals:
             return self.refusals.pop(0)
-        refusal = check_hello(hello, token=self.token, model=self.model)
+        refusal = check_hello(hello, tokens=[self.token] if self.token else [], model=self.model)
         return refusal or Welcome(version=VERSIONS[0], peer=self.name)
 
     async def serve_link(self, connection: ServerConnection) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -106,10 +107,11 @@ class Fleet:
     base_url: str
     gateway: ManagedProcess
     nodes: list[ManagedProcess]
+    tls: ssl.SSLContext | bool = True
 
     def get(self, path: str) -> httpx.Response:
         """GET from the gateway."""
-        return httpx.get(self.base_url + path, timeout=30)
+        return httpx.get(self.base_url + path, timeout=30, verify=self.tls)
 
     def mesh(self) -> dict[str, Any]:
         """GET /mesh."""
@@ -171,6 +173,7 @@ def running_fleet(
     gateway_args: Sequence[str] = (),
     node_urls: dict[int, str] | None = None,
     node_ports: Sequence[int] | None = None,
+    ca: Path | None = None,
 ) -> Iterator[Fleet]:
     """Start a fleet, wait for its route, and end it.
 
@@ -183,6 +186,7 @@ def running_fleet(
         gateway_args: Further flags of the gateway.
         node_urls: Where the gateway dials a node, when not the node itself (a proxy between them).
         node_ports: Where the nodes listen, when the caller must know before.
+        ca: Who has signed the gateway's certificate, when `gateway_args` give it one.
     """
     ports = node_ports or [free_port() for _ in cuts]
     port = free_port()
@@ -199,7 +203,8 @@ def running_fleet(
         for index, node_port in enumerate(ports):
             command += ["--node", (node_urls or {}).get(index, f"ws://127.0.0.1:{node_port}")]
         gateway = ManagedProcess("gateway", [*command, *gateway_args], folder / "gateway.log", child_env())
-        fleet = Fleet(f"http://127.0.0.1:{port}", gateway, nodes)
+        tls = ssl.create_default_context(cafile=ca) if ca else True
+        fleet = Fleet(f"http{'s' if ca else ''}://127.0.0.1:{port}", gateway, nodes, tls)
         fleet.wait_ready()
         yield fleet
     finally:

@@ -21,6 +21,8 @@ class LinkProxy:
 
     Args:
         target_port: Where the real listener is, on 127.0.0.1.
+
+    `heard` keeps every byte that passes once it is given two empty arrays.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -29,6 +31,7 @@ class LinkProxy:
         self.connections = 0
         self.delay_s: dict[Way, float] = {"there": 0.0, "back": 0.0}
         self.passed_bytes: dict[Way, int] = {"there": 0, "back": 0}
+        self.heard: dict[Way, bytearray] | None = None
         self.refusing = False
         self._open: dict[Way, asyncio.Event] = {"there": asyncio.Event(), "back": asyncio.Event()}
         self._writers: set[asyncio.StreamWriter] = set()
@@ -114,5 +117,7 @@ class LinkProxy:
                 writer.write_eof()
                 return
             self.passed_bytes[way] += len(data)
+            if self.heard is not None:
+                self.heard[way] += data
             writer.write(data)
             await writer.drain()

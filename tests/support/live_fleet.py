@@ -15,6 +15,7 @@ from gateway.fleet.members import Members
 from gateway.fleet.state import Decision, FleetPolicy
 from gateway.joins import Joins
 from gateway.mesh_view import MeshView
+from shared.mesh_access import MeshAccess
 from shared.messages import MachineInfo
 from shared.planning.fleet import Demand
 from tests.support.fleet_world import facts
@@ -74,7 +75,7 @@ async def live_fleet(cuts: tuple[str, ...] = (), **policy: Any) -> AsyncIterator
             clock=clock,
             offload=_inline,
         )
-        joins = Joins(mesh.mesh, gateway_id="gateway", model=MODEL, token=None, clock=clock)
+        joins = Joins(mesh.mesh, gateway_id="gateway", model=MODEL, access=MeshAccess(), clock=clock)
         drainer = Drainer(mesh=mesh.mesh, members=members, admission=generator.admission, clock=clock)
         mesh.view = MeshView(mesh.mesh, generator, clock=clock, fleet=fleet)
         running = asyncio.create_task(fleet.run())

@@ -18,6 +18,8 @@ from shard.service import NodeService
 from shard.settings import Address, KvLimits
 from shared.clock import Clock, SystemClock
 from shared.layers import LayerRange
+from shared.mesh_access import MeshAccess
+from shared.mesh_tokens import MeshTokens
 
 START_TIMEOUT_S = 30.0
 
@@ -70,6 +72,7 @@ def create_node(
     announce: Callable[[Address], None],
     node_id: str = "",
     token: str | None = None,
+    access: MeshAccess | None = None,
     fingerprint: str = "fake-model",
     limits: KvLimits | None = None,
     clock: Clock | None = None,
@@ -88,7 +91,7 @@ def create_node(
         service=service,
         fixed=Assignment(ServedModel(fingerprint=fingerprint, name="fake", num_layers=num_layers), layers),
         address=address,
-        token=token,
+        access=access or MeshAccess(tokens=MeshTokens([token] if token else [])),
         clock=clock,
         drain_timeout_s=drain_timeout_s,
         announce=announce,

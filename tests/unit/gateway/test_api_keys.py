@@ -6,6 +6,7 @@ import pytest
 
 from gateway.api_keys import ApiKeys
 from gateway.request_record import choose_request_id
+from shared.mesh_tokens import MeshTokens
 
 
 @pytest.mark.parametrize(
@@ -75,13 +76,13 @@ def test_any_other_request_id_is_replaced(given: bytes):
 )
 def test_the_mesh_token_opens_what_operates_nodes_and_no_more(path: str, secret: bytes, accepted: bool):
     """Nodes have it, and they are no clients."""
-    keys = ApiKeys(["key"], mesh_token="token")
+    keys = ApiKeys(["key"], mesh_tokens=MeshTokens(["token"]))
     assert (keys.check(path, {b"authorization": b"Bearer " + secret}) is None) is accepted
 
 
 def test_with_the_mesh_token_alone_nodes_are_not_everybodys_to_drain():
     """Anybody may call and look, but not take nodes out of service."""
-    keys = ApiKeys([], mesh_token="token")
+    keys = ApiKeys([], mesh_tokens=MeshTokens(["token"]))
     assert keys.check("/v1/models", {}) is None
     assert keys.check("/mesh", {}) is None
     assert keys.check("/mesh/nodes/a/drain", {}) is not None

@@ -40,7 +40,8 @@ def test_the_least_that_must_be_given_serves_on_loopback():
     """A model and a node."""
     settings = parse(MINIMAL)
     assert settings.nodes == ("ws://127.0.0.1:9001",)
-    assert (settings.host, settings.port, settings.api_keys, settings.mesh_token) == ("127.0.0.1", 8000, (), None)
+    assert (settings.host, settings.port, settings.api_keys) == ("127.0.0.1", 8000, ())
+    assert not settings.access.has_token
 
 
 def test_variables_hold_several_values():

@@ -26,6 +26,8 @@ from shared.handshake import VERSIONS
 from shared.layers import LayerRange
 from shared.link import Link, dial
 from shared.link_state import HANDSHAKE_BYTES_MAX
+from shared.mesh_access import MeshAccess
+from shared.mesh_tokens import MeshTokens
 from shared.messages import Heartbeat, Hello, MachineInfo, NodeInfo, Step, StepResult
 from shared.tensor_spec import WireTensor
 from tests.support.memory_mesh import NUM_LAYERS, ScriptedMesh, expected, idle, scripted_mesh
@@ -56,7 +58,16 @@ class Gateway:
 async def gateway(**options: Any) -> AsyncIterator[Gateway]:
     """A real server on loopback that takes nodes."""
     mesh, clock = Mesh(), SystemClock()
-    joins = Joins(mesh, **{"gateway_id": "g", "model": MODEL, "token": "t", "clock": clock, **options})
+    joins = Joins(
+        mesh,
+        **{
+            "gateway_id": "g",
+            "model": MODEL,
+            "access": MeshAccess(tokens=MeshTokens(["t"])),
+            "clock": clock,
+            **options,
+        },
+    )
     links = LinkListener(joins, clock=clock)
     socket = listen("127.0.0.1", 0)
     server = create_server(Litestar([], openapi_config=None), drain_s=1, links=links)
@@ -199,7 +210,7 @@ async def test_a_gateway_that_ends_takes_no_more() -> None:
 
 def create_joins(mesh: ScriptedMesh) -> Joins:
     """The joins of a scripted mesh."""
-    return Joins(mesh.mesh, gateway_id="gateway", model=MODEL, token=None, clock=mesh.clock)
+    return Joins(mesh.mesh, gateway_id="gateway", model=MODEL, access=MeshAccess(), clock=mesh.clock)
 
 
 def fixed(mesh: ScriptedMesh, node_id: str, layers: str, **options: Any) -> JoiningNode:

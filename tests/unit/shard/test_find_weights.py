@@ -14,6 +14,7 @@ from shard.load import measure_room
 from shard.room import Room
 from shard.settings import KvLimits, NodeSettings
 from shared.layers import LayerRange
+from shared.mesh_access import MeshAccess
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
 from shared.models.folder import ModelFolder
@@ -29,7 +30,7 @@ JOINING = NodeSettings(
     device="cpu",
     dtype="auto",
     threads=1,
-    mesh_token=None,
+    access=MeshAccess(),
     insecure=False,
     kv=KvLimits(),
     drain_s=1.0,

@@ -13,6 +13,7 @@ from shard.machine_info import MachineFigures, describe_machine, remembered_figu
 from shard.room import MemoryBudget, Room
 from shard.settings import KvLimits, NodeSettings
 from shared.errors import LoadFailed
+from shared.mesh_access import MeshAccess
 from shared.models.fingerprint import fingerprint
 from tests.conftest import TinyModels
 
@@ -26,7 +27,7 @@ SETTINGS = NodeSettings(
     device="cpu",
     dtype="auto",
     threads=1,
-    mesh_token=None,
+    access=MeshAccess(),
     insecure=False,
     kv=KvLimits(),
     drain_s=1.0,

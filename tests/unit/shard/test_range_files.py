@@ -18,6 +18,8 @@ from shard.settings import Address, KvLimits, NodeSettings
 from shard.stage import StageInput
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
+from shared.mesh_access import MeshAccess
+from shared.mesh_tokens import MeshTokens
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
 from shared.models.folder import ModelFolder
@@ -93,7 +95,7 @@ def test_a_node_fetches_its_range_when_it_loads(hub: FakeHub, tiny_model: TinyMo
     assert outline.absent is not None
     settings = NodeSettings(
         model="org/tiny", layers=MIDDLE, listen=Address("127.0.0.1", 0), node_id="n", device="cpu", dtype="float32",
-        threads=1, mesh_token=None, insecure=False, kv=KvLimits(), drain_s=0.0,
+        threads=1, access=MeshAccess(), insecure=False, kv=KvLimits(), drain_s=0.0,
     )  # fmt: skip
     seen: list[tuple[int, int]] = []
     missing_before = outline.absent.missing_bytes(spans_of(outline, MIDDLE))
@@ -118,7 +120,7 @@ def test_a_load_that_cannot_fetch_fails_as_a_load(hub: FakeHub, tiny_model: Tiny
     hub.failing[URL] = [404] * 100
     settings = NodeSettings(
         model="org/tiny", layers=MIDDLE, listen=Address("127.0.0.1", 0), node_id="n", device="cpu", dtype="float32",
-        threads=1, mesh_token=None, insecure=False, kv=KvLimits(), drain_s=0.0,
+        threads=1, access=MeshAccess(), insecure=False, kv=KvLimits(), drain_s=0.0,
     )  # fmt: skip
     with pytest.raises(LoadFailed, match="not there any more"):
         load_runner(settings, outline, lambda *_: None)
@@ -153,7 +155,7 @@ def test_a_range_outside_the_model_is_refused_before_weights_come(
 def gateway(tiny_model: TinyModels) -> Iterator[ApiServer]:
     """A gateway with a whole copy of a tiny model."""
     folder = tiny_model("llama")
-    files = ModelFiles(ModelFolder(folder, "llama", fingerprint(folder)), TOKEN)
+    files = ModelFiles(ModelFolder(folder, "llama", fingerprint(folder)), MeshTokens([TOKEN]))
     with running_api(folder, model_files=files) as running:
         yield running
 

@@ -20,6 +20,8 @@ from shard.settings import (
     parse_node_id,
 )
 from shared.layers import LayerRange
+from shared.mesh_access import MeshAccess
+from shared.mesh_tokens import MeshTokens
 from shared.options import SettingError
 
 
@@ -66,7 +68,7 @@ def settings(listen: str, token: str | None = None, *, insecure: bool = False) -
         device="auto",
         dtype="auto",
         threads=1,
-        mesh_token=token,
+        access=MeshAccess(tokens=MeshTokens([token] if token else [])),
         insecure=insecure,
         kv=KvLimits(),
         drain_s=1.0,
@@ -114,7 +116,7 @@ def test_defaults() -> None:
     assert given.listen == Address("127.0.0.1", 9001)
     assert given.kv == KvLimits(enabled=True, ttl_s=600.0, sessions_max=8, bytes_max=None)
     assert given.threads == physical_cores()
-    assert given.mesh_token is None
+    assert not given.access.has_token
 
 
 def test_flags_win_over_variables() -> None:
@@ -122,7 +124,7 @@ def test_flags_win_over_variables() -> None:
     env = {"MESHNET_KV_MAX_SESSIONS": "3", "MESHNET_KV_TTL_SECONDS": "9", "MESHNET_KV_CACHE": "0"}
     given = read(*FIXED, "--kv-max-sessions", "5", "--mesh-token", "", env=env)
     assert given.kv == KvLimits(enabled=False, ttl_s=9.0, sessions_max=5, bytes_max=None)
-    assert given.mesh_token is None
+    assert not given.access.has_token
 
 
 def test_joining_needs_nothing_else() -> None:

@@ -7,7 +7,7 @@ import hmac
 import pytest
 
 from shared import handshake
-from shared.handshake import check_hello, check_welcome, choose_version, tokens_match
+from shared.handshake import check_hello, check_welcome, choose_version, is_accepted
 from shared.layers import LayerRange
 from shared.messages import Hello, NodeInfo, Welcome
 
@@ -49,32 +49,44 @@ def test_an_acceptor_checks_token_version_and_model(
     said: Hello, token: str | None, model: str | None, code: str | None
 ):
     """Each check alone, and the token first of all, so that who has none learns nothing else."""
-    refusal = check_hello(said, versions=(1,), token=token, model=model)
+    refusal = check_hello(said, versions=(1,), tokens=[] if token is None else [token], model=model)
     assert (refusal.code if refusal else None) == code
 
 
 def test_a_refusal_never_quotes_a_token():
     """Neither the given token nor the expected one appears in what is sent back."""
-    refusal = check_hello(hello(token="given-secret"), token="expected-secret", model=None)
+    refusal = check_hello(hello(token="given-secret"), tokens=["expected-secret", "next-secret"], model=None)
     assert refusal is not None
     assert "secret" not in refusal.message
 
 
+@pytest.mark.parametrize(("given", "accepted"), [("old", True), ("new", True), ("older", False), ("", False)])
+def test_any_of_several_tokens_opens(given: str, accepted: bool):
+    """So that a mesh can change its token without a pause."""
+    assert (check_hello(hello(token=given), tokens=["new", "old"], model=None) is None) is accepted
+
+
+def test_one_token_given_as_text_is_no_list_of_letters():
+    """Else every letter of the secret would open the mesh."""
+    with pytest.raises(TypeError, match="sequence of tokens"):
+        check_hello(hello(token="s"), tokens="secret", model=None)
+
+
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch):
-    """The comparison is `hmac.compare_digest` over the whole of both, whatever they hold."""
-    compared: list[tuple[bytes, bytes]] = []
+    """Equal lengths, and every token each time, whichever matches first."""
+    compared: list[tuple[int, int]] = []
     real = hmac.compare_digest
 
     def compare(given: bytes, expected: bytes) -> bool:
-        compared.append((given, expected))
+        compared.append((len(given), len(expected)))
         return real(given, expected)
 
     monkeypatch.setattr(handshake.hmac, "compare_digest", compare)
-    assert not tokens_match("a", "b")
-    assert not tokens_match("a\ud800", "b")
-    assert tokens_match("é", "é")
-    assert compared == [(b"a", b"b"), (b"a\xed\xa0\x80", b"b"), ("é".encode(), "é".encode())]
-    assert not tokens_match(None, "")
+    assert is_accepted("a", ["a", "long" * 100, "b"])
+    assert not is_accepted("a\ud800", ["a", "b", "c"])
+    assert compared == [(32, 32)] * 6
+    assert is_accepted("é", ["é"])
+    assert not is_accepted(None, [""])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ STEP = Step(session="s", step_index=0, layers=LayerRange(0, 2), model="m1")
 
 def strict_answer(hello: Hello) -> Welcome | Refused:
     """An acceptor with a token and a model."""
-    return check_hello(hello, token="right", model="m1") or WELCOME
+    return check_hello(hello, tokens=["right"], model="m1") or WELCOME
 
 
 async def shake(
