@@ -31,7 +31,7 @@ TEST_WORKERS ?= 2
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
 
-.PHONY: help up pull test check conformance oldest lint format docs models bench clean
+.PHONY: help up demo recording pull test check conformance oldest lint format docs models bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -39,6 +39,9 @@ help: ## Show this list.
 
 up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= THREADS= DTYPE= DEVICE=
 	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet up --exit-with-parent $(UP_FLAGS)
+
+demo: $(RUN_STAMP) ## Kill a node in mid-answer, here, and watch the answer go on.
+	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet demo --exit-with-parent
 
 pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
 	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
@@ -70,6 +73,9 @@ docs: $(DEV_STAMP) ## Write the pages that are made from the code: settings, par
 	$(VENV)/bin/python -m tests.support.settings_docs > docs/settings.md
 	$(VENV)/bin/python -m tests.support.parser_docs > docs/parsers.md
 	$(VENV)/bin/python -m gateway.api_reference
+
+recording: $(DEV_STAMP) ## Run the demo and draw it: docs/demo.svg. On a machine with nothing else to do.
+	$(VENV)/bin/python -m tests.support.recording docs/demo.svg -- $(VENV)/bin/meshnet demo
 
 models: $(DEV_STAMP) ## Try every architecture of transformers, and write docs/models.md: minutes.
 	$(VENV)/bin/python -m tests.support.models_docs > docs/models.md.new

@@ -1,4 +1,4 @@
-"""`meshnet`: the front door. `up`, `pull`, `plan`, `drain` are here; `gateway` and `shard` hand over to programs."""
+"""`meshnet`: the front door. `up`, `demo`, `pull`, `plan`, `drain` are here; `gateway` and `shard` hand over to programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from shared.cli.options import drain_options, model_argument, plan_options, refresh_option, up_options
+from shared.cli.options import (
+    demo_options,
+    drain_options,
+    model_argument,
+    plan_options,
+    refresh_option,
+    up_options,
+)
 from shared.models.catalogue import CATALOGUE
 from shared.options import SettingError, cache_dir_option
 from shared.version import SOFTWARE, VERSION
@@ -24,6 +31,7 @@ def main() -> None:
 
     \b
     On one machine, from nothing:      meshnet up
+    What happens when a node dies:     meshnet demo
     On several, one node on each:      meshnet shard --model MODEL --layers 0:12 --listen HOST:PORT
     and a gateway in front of them:    meshnet gateway --model MODEL --node ws://HOST:PORT --node ...
     Which layers where:                meshnet plan --model MODEL --machines FILE.yaml
@@ -38,7 +46,8 @@ def up(**options: Any) -> None:
     """Serve a model on this machine: a gateway and nodes that share its layers.
 
     Fetches the model and converts it if that has not been done, shows how far it is, and prints how to talk to it.
-    Ctrl-C or SIGTERM ends every process; if a process dies, its last lines are shown and the rest is ended.
+    A node that dies is started again, and answers go on; one that will not stay up ends the rest, and its last lines
+    are shown. Ctrl-C or SIGTERM ends every process.
 
     \b
     meshnet up                                   the default chat model on two nodes
@@ -46,26 +55,44 @@ def up(**options: Any) -> None:
     meshnet up --model Qwen/Qwen2.5-1.5B-Instruct
     meshnet up --model ./my-model.gguf --dtype float32
     """  # noqa: D301 - as above
-    from shared.cli.plan import (  # noqa: PLC0415 - --help should not wait for imports
-        API_KEYS_VARIABLE,
-        MESH_TOKEN_VARIABLE,
-        UpSettings,
-        check_exposure,
-        split_api_keys,
-    )
+    from shared.cli.environment import given_api_keys, has_mesh_token, refuse_tls  # noqa: PLC0415 - --help does not wait
+    from shared.cli.plan import UpSettings, check_exposure  # noqa: PLC0415 - as above
     from shared.cli.up import run_up  # noqa: PLC0415 - as above
     from shared.parent_watch import exit_with_parent  # noqa: PLC0415 - as above
 
     if options.pop("exit_with_parent"):
         exit_with_parent()
     log_format = "text" if sys.stderr.isatty() else "json"
-    api_keys = split_api_keys(os.environ.get(API_KEYS_VARIABLE, ""))
-    settings = UpSettings(**options, log_format=log_format, api_keys=api_keys)
     try:
-        check_exposure(settings, has_mesh_token=bool(os.environ.get(MESH_TOKEN_VARIABLE)))
+        refuse_tls(os.environ)
+        settings = UpSettings(**options, log_format=log_format, api_keys=given_api_keys(os.environ))
+        check_exposure(settings, has_mesh_token=has_mesh_token(os.environ))
     except SettingError as error:
         raise click.UsageError(str(error)) from error
     sys.exit(run_up(settings))
+
+
+@main.command()
+@demo_options
+def demo(**options: Any) -> None:
+    """Kill a node in mid-answer and watch the answer go on.
+
+    Three nodes on this machine hold the model between them, in float32. The same question is asked twice; the second
+    time one of the nodes is killed in mid-sentence. Ends with 0 if both answers are the same text.
+    """
+    from shared.cli.demo import run_demo  # noqa: PLC0415 - --help should not wait for imports
+    from shared.cli.environment import given_api_keys, refuse_tls  # noqa: PLC0415 - as above
+    from shared.parent_watch import exit_with_parent  # noqa: PLC0415 - as above
+
+    if options.pop("exit_with_parent"):
+        exit_with_parent()
+    os.environ.setdefault("MESHNET_FAILOVER_TIMEOUT_SECONDS", "300")  # a busy machine loads slowly; it is no failure
+    try:
+        refuse_tls(os.environ)
+        api_keys = given_api_keys(os.environ)
+    except SettingError as error:
+        raise click.UsageError(str(error)) from error
+    sys.exit(run_demo(**options, api_keys=api_keys))
 
 
 @main.command()

@@ -58,10 +58,14 @@ class Child:
         return await self._process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal unless it has ended."""
+        """Send a signal unless it has ended.
+
+        Not by `send_signal` of `subprocess`: that first asks whether the process has ended, and so may take its exit
+        code away from asyncio, which then reports 255.
+        """
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                os.kill(self.pid, number)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """SIGTERM, and SIGKILL past the deadline."""
@@ -74,10 +78,17 @@ class Child:
 
 
 class ChildFailed(Exception):
-    """A child ended that nobody had told to."""
+    """A child ended that nobody had told to, and is not started again.
 
-    def __init__(self, name: str, code: int, tail: Sequence[str]) -> None:
-        super().__init__(f"{name} ended unexpectedly with {describe_exit(code)}")
+    Args:
+        name: The child's.
+        code: Its exit code.
+        tail: Its last lines.
+        often: How often it has ended lately, where that is the reason.
+    """
+
+    def __init__(self, name: str, code: int, tail: Sequence[str], often: str = "unexpectedly") -> None:
+        super().__init__(f"{name} ended {often} with {describe_exit(code)}")
         self.name = name
         self.code = code
         self.tail = list(tail)

@@ -1,4 +1,4 @@
-"""The flags and variables of `meshnet up`, `pull`, `plan` and `drain`, as click options."""
+"""The flags and variables of `meshnet up`, `demo`, `pull`, `plan` and `drain`, as click options."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ SESSIONS_MAX = 4096
 """More answers at once than one gateway lets in."""
 CONTEXT_LEN_MAX = 1 << 24
 """Longer than any model was trained for."""
+DEMO_TOKENS_MIN = 8
+"""Of fewer, none is in the middle."""
+DEMO_PROMPT = "In two sentences, why must a distributed system expect that machines fail?"
 
 
 def model_argument(function: Any) -> Any:
@@ -77,6 +80,40 @@ _UP = (
 def up_options(function: Any) -> Any:
     """Add every flag of `meshnet up` to a click command."""
     return add_options(function, _UP)
+
+
+_DEMO = (
+    option(
+        "--model",
+        "MODEL",
+        "A Hugging Face folder, a .gguf file, a hub id such as owner/name, or a catalogue name.",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+    ),
+    option("--prompt", "DEMO_PROMPT", "What is asked.", default=DEMO_PROMPT, metavar="TEXT"),
+    option(
+        "--max-tokens",
+        "DEMO_MAX_TOKENS",
+        "The most tokens that the answer may have.",
+        default=64,
+        type=click.IntRange(DEMO_TOKENS_MIN, CONTEXT_LEN_MAX),
+    ),
+    option("--port", "PORT", "The gateway's port.", default=8010, type=click.IntRange(1, PORT_MAX)),
+    option(
+        "--threads",
+        "THREADS",
+        "Threads that compute in each node.",
+        type=click.IntRange(1, THREADS_MAX),
+        show_default="the cores divided by the nodes, at least 1",
+    ),
+    cache_dir_option,
+    exit_with_parent_option,
+)
+
+
+def demo_options(function: Any) -> Any:
+    """Add every flag of `meshnet demo` to a click command."""
+    return add_options(function, _DEMO)
 
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8000"

@@ -91,13 +91,15 @@ def threads_per_node(cores: int, nodes: int) -> int:
     return max(1, cores // nodes)
 
 
-def node_command(settings: UpSettings, index: int, layers: LayerRange, threads: int) -> list[str]:
-    """How the node of this index is started; the kernel chooses its port."""
+def node_command(
+    settings: UpSettings, index: int, layers: LayerRange, threads: int, listen: str = "127.0.0.1:0"
+) -> list[str]:
+    """How the node of this index is started; the kernel chooses its port unless it had one before."""
     return [
         *(sys.executable, "-m", "shard"),
         *("--model", settings.model),
         *("--layers", str(layers)),
-        *("--listen", "127.0.0.1:0"),
+        *("--listen", listen),
         *("--node-id", f"node-{index}"),
         *("--device", settings.device),
         *("--dtype", settings.dtype),

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import click
 
@@ -27,25 +29,54 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
+class WorkFailed(Exception):
+    """What a fleet was started for did not come out as it must; says what."""
+
+
 def run_up(settings: UpSettings) -> int:
     """Fetch the model, start everything, serve until a signal or a failure, end everything.
 
     Returns:
-        The exit code: 0 when a signal ended it, 1 when a process died, 130 when interrupted before it served.
+        The exit code: 0 when a signal ended it, 1 when a process could not be kept running, 130 when interrupted
+        before it served.
+
+    Raises:
+        click.ClickException: What the user asked for cannot be had; says why.
+    """
+    started_at = time.monotonic()
+
+    async def serve(_fleet: LocalFleet, mesh: dict[str, Any]) -> None:
+        output.verbose = True
+        click.echo(ready_text(settings, mesh, time.monotonic() - started_at))
+        await asyncio.Event().wait()
+
+    output = Output(verbose=settings.log_level == "debug")
+    return run_fleet(settings, serve, output)
+
+
+def run_fleet(settings: UpSettings, work: FleetWork, output: Output) -> int:
+    """Fetch the model, start everything, do the work until it ends, a signal comes or a failure; end everything.
+
+    Args:
+        settings: What to start.
+        work: What is done once the route is ready; nodes that end meanwhile are started again.
+        output: Where the processes' lines go, and what is said of them.
+
+    Returns:
+        As `run_up`.
 
     Raises:
         click.ClickException: What the user asked for cannot be had; says why.
     """
     wishes = Wishes()
     interrupt_on_stop_signals(wishes)
-    started_at = time.monotonic()
     try:
         require_free_port(settings.host, settings.port)
         require_device(settings.device)
         with open_display() as display:
             model = _find_model(settings, display)
         ranges = _ranges(model, settings.nodes)
-        return asyncio.run(_serve(settings, ranges, started_at, wishes))
+        return asyncio.run(_serve(settings, ranges, work, output, wishes))
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
@@ -103,12 +134,13 @@ def _ranges(model: ModelFolder, nodes: int) -> list[LayerRange]:
     return split_evenly(num_layers, nodes)
 
 
-async def _serve(settings: UpSettings, ranges: list[LayerRange], started_at: float, wishes: Wishes) -> int:
+async def _serve(
+    settings: UpSettings, ranges: list[LayerRange], work: FleetWork, output: Output, wishes: Wishes
+) -> int:
     threads = settings.threads or threads_per_node(usable_cores(), len(ranges))
-    output = Output(verbose=settings.log_level == "debug")
-    fleet = LocalFleet(settings, ranges, threads, output.child_line)
+    fleet = LocalFleet(settings, ranges, threads, output.child_line, output.say)
     async with stop_signals(wishes) as signals:
-        serving = asyncio.create_task(_start_and_watch(fleet, settings, output, started_at))
+        serving = asyncio.create_task(_start_and_work(fleet, output, work))
         stopping = asyncio.create_task(signals.get())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -120,16 +152,14 @@ async def _serve(settings: UpSettings, ranges: list[LayerRange], started_at: flo
         return EXIT_FAILED if _has_failed(serving) else 0
 
 
-async def _start_and_watch(fleet: LocalFleet, settings: UpSettings, output: Output, started_at: float) -> None:
-    """Start, say that it is ready, and stay until a process ends."""
+async def _start_and_work(fleet: LocalFleet, output: Output, work: FleetWork) -> None:
+    """Start, and do the work while nodes that end are started again, until that does not help."""
     with open_display() as display:
         output.display = display
         await fleet.start(display)
         mesh = await fleet.wait_ready(display)
     output.display = None
-    output.verbose = True
-    click.echo(ready_text(settings, mesh, time.monotonic() - started_at))
-    await fleet.wait_failure()
+    await fleet.keep_running(work(fleet, mesh))
 
 
 async def _stop_all(fleet: LocalFleet, signals: asyncio.Queue[signal.Signals], serving: asyncio.Task[None]) -> None:
@@ -156,18 +186,18 @@ def _has_failed(serving: asyncio.Task[None]) -> bool:
         click.echo(f"\nerror: {error}. Its last lines:", err=True)
         for line in error.tail or ["(it printed nothing)"]:
             click.echo(f"  {line}", err=True)
-    elif isinstance(error, StartStalled):
+    elif isinstance(error, StartStalled | WorkFailed):
         click.echo(f"\nerror: {error}", err=True)
     elif error is not None:
         raise error
-    return True
+    return error is not None
 
 
 class Output:
-    """Where the children's lines go: nowhere while bars are drawn, unless asked for; then to standard error.
+    """Where lines go: the children's nowhere while bars are drawn, unless asked for; then to standard error.
 
     Args:
-        verbose: Show lines also while starting.
+        verbose: Show the children's lines also while starting.
     """
 
     def __init__(self, *, verbose: bool) -> None:
@@ -176,10 +206,19 @@ class Output:
 
     def child_line(self, name: str, line: str) -> None:
         """Show a line with its process's name before it."""
-        if not self.verbose:
-            return
-        text = f"{name:<8} | {line}"
+        if self.verbose:
+            self._write(f"{name:<8} | {line}")
+
+    def say(self, line: str) -> None:
+        """Show a line of our own, always."""
+        self._write(f"{'meshnet':<8} | {line}")
+
+    def _write(self, text: str) -> None:
         if self.display is not None:
             self.display.say(text)
         else:
             click.echo(text, file=sys.stderr)
+
+
+FleetWork = Callable[[LocalFleet, dict[str, Any]], Coroutine[Any, Any, None]]
+"""Gets the fleet, and its ``GET /mesh`` when it became ready."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,16 +189,73 @@ def test_ctrl_c_during_the_start_ends_everything(tiny_model: TinyModels, tmp_pat
         wait_gone(family)
 
 
-def test_a_node_that_dies_is_named_and_ends_the_rest(tiny_model: TinyModels, tmp_path: Path):
-    """With its last lines, and exit code 1."""
+def test_a_node_killed_in_mid_answer_comes_back_and_the_answer_goes_on(tiny_model: TinyModels, tmp_path: Path):
+    """The same text as undisturbed; people are told what happened; SIGTERM still ends everything with 0."""
+    flags = ("--nodes", "3", "--threads", "1", "--dtype", "float32")
+    env = {"MESHNET_FAILOVER_TIMEOUT_SECONDS": "90"}
+    with running_up(tiny_model("llama"), tmp_path, *flags, env=env) as up:
+        up.wait_for("Ctrl-C ends every process.")
+        nodes = {node["id"]: node["pid"] for node in httpx.get(f"{up.url}/mesh").json()["nodes"]}
+        undisturbed = stream_text(up.url)
+        disturbed = stream_text(up.url, lambda: os.kill(nodes["node-1"], signal.SIGKILL))
+        assert disturbed == undisturbed
+        up.wait_for("node-1 ended with signal SIGKILL; starting it again in 0.")
+        up.wait_for("node-1 serves again, ")
+        family = up.family()
+        assert len(family) == 5
+        up.process.terminate()
+        assert up.process.wait(END_TIMEOUT_S) == 0
+        wait_gone(family)
+
+
+def stream_text(url: str, after_third: Callable[[], None] = lambda: None) -> str:
+    """One greedy answer, streamed; something may be done after its third piece."""
+    body = {"model": "default", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40, "temperature": 0}
+    pieces: list[str] = []
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=120) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            pieces.append(chunk["choices"][0]["delta"].get("content") or "")
+            if len(pieces) == 3:
+                after_third()
+    return "".join(pieces)
+
+
+def test_a_node_that_keeps_dying_is_named_and_ends_the_rest(tiny_model: TinyModels, tmp_path: Path):
+    """Five ends within a minute: with how it ended, and exit code 1."""
     with running_up(tiny_model("llama"), tmp_path, "--threads", "1") as up:
         up.wait_for("Ctrl-C ends every process.")
         family = up.family()
-        nodes = {node["id"]: node["pid"] for node in httpx.get(f"{up.url}/mesh").json()["nodes"]}
-        os.kill(nodes["node-1"], signal.SIGKILL)
+        for ends in range(1, 6):
+            node = wait_until(lambda: running_node(up, "node-1"), "node-1", START_TIMEOUT_S)
+            node.kill()
+            if ends < 5:
+                up.wait_for(f"({ends} of 5 ends")
         assert up.process.wait(END_TIMEOUT_S) == 1
-        assert "error: node-1 ended unexpectedly with signal SIGKILL. Its last lines:" in up.text
+        assert "error: node-1 ended 5 times within 60 s, the last time with signal SIGKILL. Its last lines:" in up.text
         wait_gone(family)
+
+
+def running_node(up: Up, name: str) -> psutil.Process | None:
+    """The node's process, found by its command line; None while there is none."""
+    for process in up.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if name in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+    return None
+
+
+def test_the_demo_kills_a_node_and_ends_with_the_same_text(tiny_model: TinyModels, tmp_path: Path):
+    """`meshnet demo` on a tiny model: it says what it does, ends with 0 and leaves nothing behind."""
+    command = [sys.executable, "-m", "shared.cli", "demo", "--model", str(tiny_model("llama")), "--threads", "1"]
+    command += ["--port", str(free_port()), "--max-tokens", "30"]
+    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=REPO, env=child_env())
+    assert demo.returncode == 0, demo.stderr + demo.stdout
+    for words in ("✗ kill -9 ", "node-1 serves again", "1 hop was rebuilt", "The same text, all "):
+        assert words in demo.stdout
 
 
 def test_a_setting_that_a_node_refuses_is_shown(tiny_model: TinyModels, tmp_path: Path):

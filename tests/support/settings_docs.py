@@ -36,7 +36,9 @@ def documented_commands() -> list[DocumentedCommand]:
     from shard.convert import main as convert_command
     from shared.cli.__main__ import main as meshnet
 
-    own = [DocumentedCommand(f"meshnet {name}", meshnet.commands[name]) for name in ("up", "pull", "plan", "drain")]
+    own = [
+        DocumentedCommand(f"meshnet {name}", meshnet.commands[name]) for name in ("up", "demo", "pull", "plan", "drain")
+    ]
     return [
         *own,
         DocumentedCommand("python -m gateway", gateway_command),
