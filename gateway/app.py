@@ -15,6 +15,7 @@ from gateway.api.embeddings import create_embeddings
 from gateway.api.health import healthz, post_ping, readyz
 from gateway.api.mesh import drain_node, get_mesh
 from gateway.api.messages import count_message_tokens, create_message
+from gateway.api.metrics import get_metrics
 from gateway.api.model_files import get_model_file, list_model_files
 from gateway.api.models import get_model, list_models
 from gateway.api.responses import (
@@ -68,6 +69,7 @@ ROUTES: list[ControllerRouterHandler] = [
     list_model_files,
     get_model_file,
     drain_node,
+    get_metrics,
 ]
 
 

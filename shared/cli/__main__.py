@@ -1,4 +1,4 @@
-"""`meshnet`: the front door. `up`, `demo`, `pull`, `plan`, `drain` are here; `gateway` and `shard` hand over to programs."""
+"""`meshnet`: the front door. `up`, `demo`, `pull`, `plan`, `drain` are here, `gateway` and `shard` are programs."""
 
 from __future__ import annotations
 
