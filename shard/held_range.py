@@ -238,6 +238,7 @@ class HeldRange:
 
     def _ended(self) -> None:
         if self._memory_is_wanted:  # a process that ends gives it back anyway
+            self.release_references()  # a load that was given up may have come to its end all the same
             return_memory()
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
