@@ -18,9 +18,9 @@ from typing import Any
 
 import click
 
+from shard.assignment import Assignment, Loading, LoadRange, ServedModel
 from shard.device_check import check_device
 from shard.find_weights import find_weights
-from shard.held_range import Assignment, Loading, LoadRange, ServedModel
 from shard.identity import take_identity
 from shard.join import Join
 from shard.machine import physical_cores

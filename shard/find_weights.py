@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from shard.held_range import Assignment, Loading
+from shard.assignment import Assignment, Loading
 from shard.settings import NodeSettings
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Protocol
 
 import structlog
 
+from shard.assignment import Assignment, Loading, LoadRange, describe
 from shard.compute import ComputeThread
 from shard.executor import Executor, Outcome, StepFigures
 from shard.kv_cache import SessionStore
@@ -30,8 +30,6 @@ from shard.runner import Runner
 from shard.settings import KvLimits
 from shared.clock import Clock
 from shared.errors import LoadFailed, MeshError
-from shared.layers import LayerRange
-from shared.messages import SAMPLING_FIELDS, NodeInfo
 
 LOAD_PROGRESS_INTERVAL_S = 0.25
 """Bars move smoothly at four frames a second; a checkpoint may have thousands of tensors."""
@@ -41,72 +39,7 @@ KV_MEMORY_SHARE = 0.25
 """Of the memory that is free once the weights are loaded, what sessions may take by default: there may be
 other nodes on the machine, and a forward needs room too."""
 
-Progress = Callable[[int, int], None]
-"""Told about bytes done and bytes in all; raises `LoadStopped` when nobody wants the range any more."""
-
 log = structlog.stdlib.get_logger(__name__)
-
-
-class LoadStopped(Exception):
-    """The range that is being loaded is not wanted any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What is known of the model before its weights are loaded."""
-
-    fingerprint: str
-    name: str
-    num_layers: int
-    context_len: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Which range a node is to hold.
-
-    Args:
-        model: Of which model.
-        layers: Which layers.
-        files_url: Where the model's files can be read by byte range; None where nobody offers them.
-    """
-
-    model: ServedModel
-    layers: LayerRange
-    files_url: str | None = None
-
-    def is_same_range(self, other: Assignment) -> bool:
-        """Whether both name the same layers of the same model."""
-        return (self.model.fingerprint, self.layers) == (other.model.fingerprint, other.layers)
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """What a load reports to while it goes on.
-
-    Args:
-        progress: Call it often: it raises `LoadStopped` when the range is not wanted any more.
-        cancelled: Whether that is so.
-        make_room: Call it with the bytes of the weights and a function that measures the device's memory, before
-            weights are read. May wait for the range held before to go; raises `LoadFailed` where there is no room.
-    """
-
-    progress: Progress
-    cancelled: Callable[[], bool]
-    make_room: Callable[[int, Callable[[], Room]], None]
-
-    def check(self) -> None:
-        """As `progress`, where there are no bytes to report.
-
-        Raises:
-            LoadStopped: The range is not wanted any more.
-        """
-        if self.cancelled():
-            raise LoadStopped("told to stop while loading")
-
-
-LoadRange = Callable[[Assignment, Loading], Runner]
-"""Finds a range's weights and loads them, on the range's compute thread."""
 
 
 class RangeEvents(Protocol):
@@ -305,6 +238,7 @@ class HeldRange:
 
     def _ended(self) -> None:
         if self._memory_is_wanted:  # a process that ends gives it back anyway
+            self.release_references()  # a load that was given up may have come to its end all the same
             return_memory()
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
@@ -323,26 +257,6 @@ class HeldRange:
         # A loop that has closed belongs to a node that has ended; nobody is there to be told.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
-
-
-def describe(assignment: Assignment, node_id: str, limits: KvLimits) -> NodeInfo:
-    """What is known of a range before it is loaded."""
-    model = assignment.model
-    return NodeInfo(
-        node=node_id,
-        pid=os.getpid(),
-        model=model.fingerprint,
-        model_name=model.name,
-        layers=assignment.layers,
-        num_layers=model.num_layers,
-        token_ids=assignment.layers.end == model.num_layers,
-        sampling=SAMPLING_FIELDS,
-        kv_cache=limits.enabled,
-        kv_ttl_s=limits.ttl_s,
-        kv_sessions_max=limits.sessions_max,
-        kv_bytes_max=limits.bytes_max or 0,
-        context_len=model.context_len,
-    )
 
 
 def _log_failure(error: Exception, assignment: Assignment) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
+from shard.assignment import Loading
 from shard.custom_code import find_code
 from shard.device import device_memory
-from shard.held_range import Loading
 from shard.loader import load_stage
 from shard.memory_plan import state_memory
 from shard.range_files import fetch_entries

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import structlog
 
-from shard.held_range import Assignment
+from shard.assignment import Assignment
 from shard.join import Join
 from shard.server import NodeServer
 from shard.service import SWEEP_INTERVAL_S, NodeService

@@ -24,8 +24,9 @@ from typing import Protocol
 
 import structlog
 
+from shard.assignment import Assignment, LoadRange, describe
 from shard.executor import Outcome
-from shard.held_range import Assignment, HeldRange, LoadRange, RangeFigures, describe
+from shard.held_range import HeldRange, RangeFigures
 from shard.room import MemoryBudget, Room
 from shard.settings import KvLimits
 from shard.step_queue import QueuedStep

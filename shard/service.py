@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from shard.assignment import Assignment, LoadRange, ServedModel
 from shard.executor import Outcome, failure_message
-from shard.held_range import Assignment, LoadRange, ServedModel
 from shard.peer import Peer, Tensors
 from shard.range_keeper import RangeKeeper
 from shard.room import MemoryBudget

@@ -106,7 +106,7 @@ async def test_two_nodes_of_a_machine_are_two(tmp_path: Path) -> None:
             assert one.hello.peer != two.hello.peer
             await one.ask("0:2", model="0123456789abcdef", name="no such model")
             failed = await one.loaded("failed")
-            assert "model 0123456789abcdef cannot be had" in (failed.error or "")
+            assert (failed.error or "").startswith("the model 0123456789abcdef (no such model) cannot be had: ")
 
 
 def test_join_that_is_no_address_is_one_line() -> None:

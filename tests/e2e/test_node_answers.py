@@ -12,7 +12,7 @@ import torch
 from llguidance import LLMatcher
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from shard.held_range import Progress
+from shard.assignment import Progress
 from shard.loader import load_stage
 from shard.settings import KvLimits
 from shard.stage_runner import StageRunner

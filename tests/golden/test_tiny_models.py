@@ -18,7 +18,7 @@ import torch
 from gateway.generation import GenerationSettings, Generator, create_generator
 from gateway.generation_request import GenerationRequest
 from gateway.mesh import create_mesh
-from shard.held_range import Progress
+from shard.assignment import Progress
 from shard.loader import load_stage
 from shard.settings import KvLimits
 from shard.stage_runner import StageRunner

@@ -26,7 +26,7 @@ from typing import Any
 
 import uvloop
 
-from shard.held_range import Progress
+from shard.assignment import Progress
 from shard.node import stopped_by_signals
 from shard.settings import Address, KvLimits
 from shared.layers import LayerRange

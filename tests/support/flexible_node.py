@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any
 
-from shard.held_range import Assignment, Loading
+from shard.assignment import Assignment, Loading
 from shard.join import Dial, Join, dial_gateway
 from shard.node import Node
 from shard.room import Room

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shard.held_range import Assignment, LoadRange, Progress, ServedModel
+from shard.assignment import Assignment, LoadRange, Progress, ServedModel
 from shard.node import Node
 from shard.runner import Runner
 from shard.service import NodeService

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shard.assignment import Assignment, Loading, LoadStopped, ServedModel
 from shard.find_weights import find_weights, local_models
-from shard.held_range import Assignment, Loading, LoadStopped, ServedModel
 from shard.load import measure_room
 from shard.room import Room
 from shard.settings import KvLimits, NodeSettings

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shard import load, stage_runner
-from shard.held_range import Loading
+from shard.assignment import Loading
 from shard.machine import Memory
 from shard.memory_plan import MemoryPlan, state_memory
 from shard.settings import KvLimits
