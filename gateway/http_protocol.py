@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 import httptools
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.http_refusals import RefusalLog, not_http, too_many_connections, whole_response
 from gateway.link_listener import LINK_PATH, LinkListener
-from gateway.openai_errors import RETRY_AFTER_S, ApiError, retry_after
+from gateway.openai_errors import ApiError
 from gateway.request_record import choose_request_id
 
 HEAD_BYTES_MAX = 64 << 10
@@ -33,8 +34,6 @@ LINGER_S = 1.0
 LINGER_BYTES_MAX = 16 << 20
 REFUSING_MAX = 64
 """So many connections over the limit are told why; further ones are only closed."""
-LOGGED_EVERY_S = 10.0
-"""A flood of connections is one log line in this time."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,22 +51,6 @@ class HttpLimits:
     connections_max: int
     head_bytes_max: int = HEAD_BYTES_MAX
     head_s: float = HEAD_S
-
-
-class RefusalLog:
-    """One log line per `LOGGED_EVERY_S` for connections over the limit, with their number."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._quiet_until_s = 0.0
-
-    def add(self, now_s: float, *, connections_max: int) -> None:
-        """Note one more."""
-        self._count += 1
-        if now_s < self._quiet_until_s:
-            return
-        log.warning("connections.refused", refused=self._count, connections_max=connections_max)
-        self._count, self._quiet_until_s = 0, now_s + LOGGED_EVERY_S
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -286,29 +269,3 @@ def without_upgrade(connection: bytes) -> bytes:
     """A ``Connection`` header's value without what asks for another protocol."""
     options = [option.strip() for option in connection.split(b",")]
     return b", ".join(option for option in options if option.lower() not in (b"upgrade", b"http2-settings"))
-
-
-def whole_response(error: ApiError, request_id: str) -> bytes:
-    """An error as bytes, for a connection that ends with it."""
-    body = error.body()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "x-request-id": request_id,
-        "connection": "close",
-        **error.headers,
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body
-
-
-def not_http() -> ApiError:
-    """What came is no HTTP request."""
-    return ApiError(400, "We could not read your request: it is not valid HTTP/1.1.", code="bad_request")
-
-
-def too_many_connections(most: int) -> ApiError:
-    """The server holds as many connections as it may."""
-    message = f"This server has {most} open connections, and takes no more at present."
-    headers = retry_after(RETRY_AFTER_S)
-    return ApiError(503, message, kind="server_error", code="too_many_connections", headers=headers)

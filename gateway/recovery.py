@@ -21,22 +21,17 @@ is moved before it is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import structlog
 
-from gateway.admission import Admission
 from gateway.errors import GenerationFailed
 from gateway.journal import StepInput
-from gateway.registry import replicas
+from gateway.placing import find_node, leave, move
 from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
-from gateway.reroute import RouteLost, other_route
 from gateway.session import HopState, Session
 from gateway.step_plan import ReplayNeeded
-from gateway.waiting import wait_first
 from shared.errors import CALLERS_FAULTS, CacheMissed, DeadlineExceeded, LinkClosed, MeshError, StepFailed
-from shared.messages import Cancel, NodeInfo
 
 RECOVERIES_PER_PASS_MAX = 8
 """Of one hop, without it answering the pass: enough for a node that restarts again and again for a while,
@@ -48,8 +43,6 @@ STALLS_PER_PASS_MAX = 3
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 """Pause before the second and later recoveries of a hop: it doubles between these."""
-RETURN_WAIT_S = 2.0
-"""How long a lost node may take to come back before its session is led over nodes that are cut elsewhere."""
 EVERYTHING = 2**31
 """Positions in one step when a stateless hop needs them all."""
 
@@ -189,35 +182,6 @@ async def relocate(generation: Generation, failure: HopFailed) -> None:
     move(generation, index, node)
 
 
-def leave(generation: Generation, index: int) -> bool:
-    """Move a hop away from a node that is about to leave; False when there is nowhere to go yet.
-
-    Raises:
-        RouteLost: There is, but cut elsewhere.
-    """
-    session, admission = generation.session, generation.admission
-    hop = session.hops[index]
-    node = choose_node(generation.mesh.nodes(), session, hop, admission, avoid=True)
-    if node is not None and node.node != hop.node:
-        move(generation, index, node)
-        return True
-    if other_route(generation) is not None:
-        raise RouteLost(index)
-    return False
-
-
-def move(generation: Generation, index: int, node: NodeInfo) -> None:
-    """Let a hop be served by this node from now on, which may be the one that it had."""
-    session = generation.session
-    hop = session.hops[index]
-    if node.node != hop.node:
-        generation.admission.move(session.id, hop.node, node)
-        generation.mesh.post(hop.node, Cancel(session=session.id))
-        generation.figures.moves += 1
-        log.warning("hop.moved", session=session.id, hop=index, source=hop.node, target=node.node)
-    hop.place(node)
-
-
 def judge(error: MeshError, trouble: Trouble) -> Action:
     """What a failure calls for. Counts it in `trouble`, which also bounds how often there is a next time."""
     trouble.recoveries += 1
@@ -252,62 +216,6 @@ def _judge_refusal(error: StepFailed, trouble: Trouble) -> Action:
         return "stateless"
     trouble.refusals += error.code not in BUSY
     return "elsewhere" if trouble.refusals <= REFUSALS_PER_PASS_MAX else "give_up"
-
-
-async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeInfo:
-    """The node to serve a hop from now on, once there is one.
-
-    Args:
-        generation: Whose.
-        index: The hop.
-        avoid: Rather not the node that serves it now.
-
-    Raises:
-        RouteLost: None is coming soon, and others cover all layers between them.
-        GenerationFailed: `node_lost`: the hop has been without a node for `failover_timeout_s`.
-    """
-    hop, clock = generation.session.hops[index], generation.clock
-    trouble = generation.trouble.setdefault(index, Trouble())
-    while True:
-        changed = generation.mesh.changed
-        node = choose_node(generation.mesh.nodes(), generation.session, hop, generation.admission, avoid=avoid)
-        if node is not None:
-            return node
-        hope_s = 0.0 if generation.mesh.serves_otherwise(hop.node, hop.layers) else RETURN_WAIT_S - trouble.waited_s
-        if hope_s <= 0 and other_route(generation) is not None:
-            raise RouteLost(index)
-        left_s = generation.failover_timeout_s - trouble.waited_s
-        if left_s <= 0:
-            raise GenerationFailed(
-                "node_lost",
-                f"no node that computes layers {hop.layers} in {hop.dtype} came back "
-                f"within {generation.failover_timeout_s:g} s",
-                node=hop.node,
-                layers=str(hop.layers),
-            )
-        started_at = clock.monotonic()
-        await wait_first(clock, min(left_s, hope_s) if hope_s > 0 else left_s, changed.wait())
-        trouble.waited_s += clock.monotonic() - started_at
-
-
-def choose_node(
-    nodes: Iterable[NodeInfo], session: Session, hop: HopState, admission: Admission, *, avoid: bool
-) -> NodeInfo | None:
-    """The best of the ready nodes of a hop's range that can what the session needs and have room for it.
-
-    That is the one which serves the hop now, or, with `avoid`, any other; then the least loaded.
-    """
-    load = admission.load()
-    candidates = [
-        node
-        for node in replicas(nodes, hop.layers, model=session.model, dtype=hop.dtype, needs=session.needs)
-        if admission.has_room(node, session.id, admission.tokens(session.id))
-    ]
-    return min(
-        candidates,
-        key=lambda node: ((node.node == hop.node) == avoid, load[node.node], node.node),
-        default=None,
-    )
 
 
 def _given_up(hop: HopState, error: MeshError, trouble: Trouble) -> GenerationFailed:

@@ -5,7 +5,8 @@ asked in this order, and the first that has an answer gives the change:
 
 1. Does the target still cover all layers with members and fixed nodes that can be counted on (not leaving, not lost for
    longer than the grace, able to load their range)? If not, a new one is *needed*: the ranges that are held stay, and
-   what is missing is given to members that are free; only where that is impossible is everything planned anew.
+   what is missing is given to members that are free; only where that is impossible is everything planned anew. One that
+   has been lost for a moment is waited for, but members that can be spared take its layers before the grace is over.
 2. Does each member that is here hold what the target says? If not, one that does not is told to *load*: first those
    that serve nothing, then those without whom the ranges that are served still cover all layers. What would interrupt
    answers waits until there are none.
@@ -39,6 +40,8 @@ def decide(state: FleetState, forecast: Forecast, policy: FleetPolicy = DEFAULT_
     target = state.target
     if target is None or not _holds_out(state, target, policy):
         return _plan_needed(state, forecast, policy)
+    if spared := _spare_for_lost(state, target, forecast, policy):
+        return Decision(Adopt(spared))
     moving = next_move(state, target, policy)
     if moving.change is not None or moving.pending:
         return moving
@@ -79,13 +82,33 @@ def _repair(state: FleetState, forecast: Forecast, policy: FleetPolicy) -> Range
     held = _held(state, policy)
     chain = best_chain([*held.values(), *_fixed(state)], state.num_layers)
     kept = {node: layers for node, layers in held.items() if layers in chain}
-    for staying in (kept, _without_copies(kept, _fixed(state))):
+    for staying in (kept, _without_copies(dict(sorted(kept.items())), _fixed(state))):
         free = [member for member in _givable(state) if member.node not in staying]
         try:
             return {**staying, **forecast.fill(free, chain, state.refused_cuts)}
         except PlanImpossible:
             continue
     return forecast.fill(_givable(state), best_chain(_fixed(state), state.num_layers), state.refused_cuts)
+
+
+def _spare_for_lost(state: FleetState, target: Target, forecast: Forecast, policy: FleetPolicy) -> Target | None:
+    """The target, with what nobody serves for a moment given to those that can be spared; the lost keep theirs too."""
+    lost = {member.node for member in state.members if member.away_s >= policy.spare_grace_s}
+    ranges = _counted_on(state, target, policy)
+    present = {node: layers for node, layers in ranges.items() if node not in lost}
+    if not lost & ranges.keys() or covers([*present.values(), *_fixed(state)], state.num_layers):
+        return None
+    chain = best_chain([*present.values(), *_fixed(state)], state.num_layers)
+    serving = {member.node for member in state.members if member.serves == present.get(member.node)}
+    ordered = dict(sorted(present.items(), key=lambda item: (item[0] not in serving, item[0])))
+    kept = _without_copies({node: layers for node, layers in ordered.items() if layers in chain}, _fixed(state))
+    try:
+        filled = forecast.fill([m for m in _givable(state) if m.node not in kept], chain, state.refused_cuts)
+    except PlanImpossible:
+        return None
+    names = ", ".join(sorted(lost & ranges.keys()))
+    reason = f"{names} has been away for {policy.spare_grace_s:g} s, and others can be spared for its layers"
+    return Target(ranges={**target.ranges, **filled}, reason=reason, adopted_at=state.now_s)
 
 
 def _held(state: FleetState, policy: FleetPolicy) -> dict[str, LayerRange]:
@@ -114,7 +137,7 @@ def _counted_on(state: FleetState, target: Target, policy: FleetPolicy) -> dict[
 def _without_copies(ranges: Ranges, fixed: list[LayerRange]) -> dict[str, LayerRange]:
     seen = set(fixed)
     single: dict[str, LayerRange] = {}
-    for node, layers in sorted(ranges.items()):
+    for node, layers in ranges.items():
         if layers not in seen:
             seen.add(layers)
             single[node] = layers
@@ -190,7 +213,7 @@ def _improve(state: FleetState, target: Target, forecast: Forecast, policy: Flee
         if not (state.is_idle or _is_free_of_gaps(state, better, policy)):
             return Decision(pending=f"{better.reason}; once no answer is in the making")
         return Decision(Adopt(better, for_speed=True))
-    spare = next(_spares(state, target, forecast), None)
+    spare = next(_spares(state, target, forecast, policy), None)
     if spare is not None:
         node, layers = spare
         reason = f"{node} stands in for {layers}"
@@ -231,11 +254,14 @@ def _is_free_of_gaps(state: FleetState, target: Target, policy: FleetPolicy) -> 
     return covers([*staying, *_fixed(state)], state.num_layers)
 
 
-def _spares(state: FleetState, target: Target, forecast: Forecast) -> Iterator[tuple[str, LayerRange]]:
+def _spares(
+    state: FleetState, target: Target, forecast: Forecast, policy: FleetPolicy
+) -> Iterator[tuple[str, LayerRange]]:
     """Members that the target has no use for, and what each could hold as well."""
+    ranges = _counted_on(state, target, policy)
     for member in _givable(state):
         if member.node not in target.ranges:
-            layers = forecast.replica_for(member, state.members, target.ranges, state.fixed)
+            layers = forecast.replica_for(member, state.members, ranges, state.fixed)
             if layers is not None:
                 yield member.node, layers
 

@@ -155,6 +155,8 @@ class FleetPolicy:
         objective: What plans minimize.
         settle_s: After a node has joined, others that were started with it are waited for so long.
         grace_s: How long a lost node keeps its part of the plan.
+        spare_grace_s: How long a lost node is waited for before nodes that can be spared take its layers: answers
+            wait for them, and to load takes time too.
         gain_min: What a plan must promise to be adopted for speed alone, as a multiple of the rate of the one in force.
         improve_every_s: How often that may be.
     """
@@ -162,6 +164,7 @@ class FleetPolicy:
     objective: Objective = "latency"
     settle_s: float = 2.0
     grace_s: float = 30.0
+    spare_grace_s: float = 5.0
     gain_min: float = 1.15
     improve_every_s: float = 60.0
 

@@ -37,7 +37,7 @@ def live_fleet(model: Path, folder: Path, names: tuple[str, ...]) -> Iterator[Fl
     fleet = Fleet(f"http://127.0.0.1:{port}", gateway, [])
     try:
         fleet.nodes += [start_node(model, fleet.base_url, folder, name) for name in names]
-        fleet.wait_ready()
+        fleet.wait_ready(240)
         yield fleet
     finally:
         for process in [gateway, *fleet.nodes]:
@@ -82,7 +82,7 @@ class Answer(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_life_of_a_live_fleet(tiny_model: TinyModels, tmp_path: Path) -> None:
     """Planned, killed and started anew, drained under a stream: the text stays what it was."""
     with live_fleet(tiny_model("qwen2"), tmp_path, ("a", "b")) as fleet:

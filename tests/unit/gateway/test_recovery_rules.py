@@ -8,12 +8,12 @@ import pytest
 
 from gateway.admission import Admission, Demand
 from gateway.journal import Journal
+from gateway.placing import choose_node
 from gateway.recovery import (
     RECOVERIES_PER_PASS_MAX,
     REFUSALS_PER_PASS_MAX,
     STALLS_PER_PASS_MAX,
     Action,
-    choose_node,
     judge,
 )
 from gateway.relay import Trouble
@@ -57,6 +57,7 @@ def test_each_miss_has_its_cure() -> None:
     actions = {reason: judge(CacheMissed(reason), Trouble()) for reason in CACHE_MISS_REASONS}
     assert actions == {
         "unknown": "here",
+        "not_rewindable": "here",
         "expired": "here",
         "evicted": "here",
         "past_len_mismatch": "here",

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.errors import GenerationFailed
 from gateway.generation_request import Token
-from gateway.recovery import RETURN_WAIT_S
+from gateway.placing import RETURN_WAIT_S
 from gateway.reroute import REROUTES_PER_PASS_MAX
 from shared.layers import LayerRange
 from shared.messages import Loaded, SamplingParams, Step

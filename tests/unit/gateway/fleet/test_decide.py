@@ -108,6 +108,25 @@ def test_a_node_lost_for_longer_than_the_grace_is_replaced():
     assert world.is_covered()
 
 
+def test_a_node_that_can_be_spared_takes_a_lost_ones_layers_early():
+    """Answers wait for them. The lost one has its range back when it returns, and nobody loads anything again."""
+    world = started("a", "b", "c")
+    world.run(POLICY.settle_s + LOAD_S + 1)
+    held = world.held()
+    lone = next(node for node in held if list(held.values()).count(held[node]) == 1)
+    world.is_idle = False
+    world.lose(lone)
+    world.run(POLICY.spare_grace_s - 2 * STEP_S)
+    assert not world.is_covered()
+    world.run(LOAD_S + 4 * STEP_S)
+    assert world.is_covered()
+    plans, serving = len(world.adopted()), world.held()
+    world.join(lone)
+    world.run(60)
+    assert world.held() == {**serving, lone: held[lone]}
+    assert len(world.adopted()) == plans
+
+
 def test_a_leaving_node_is_replaced_before_it_goes():
     """What it serves is served by another one too from then on."""
     world = started("a", "b")
