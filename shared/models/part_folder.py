@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -212,24 +212,30 @@ class _Meter:
 def _fetch_pieces(
     client: RangeClient, file: RemoteFile, pieces: Iterable[Span], writer: PartialWriter, meter: _Meter
 ) -> None:
-    """Several at a time; the first error ends all, and pieces that are complete by then stay recorded."""
+    """Several at a time; the first error, or an interruption, ends all. Pieces that are complete stay recorded.
+
+    Raises:
+        ModelUnavailable: The first error.
+    """
+    failures: list[Exception] = []
 
     def fetch(span: Span) -> None:
         def write(offset: int, data: bytes) -> None:
             writer.write(offset, data)
             meter.add(len(data))
 
-        writer.record(Piece(span, client.read(file, span, write)))
+        try:
+            writer.record(Piece(span, client.read(file, span, write)))
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this thread's task; raised below
+            failures.append(error)
+            client.abort(error)
 
     with ThreadPoolExecutor(CONNECTIONS_MAX, "pieces") as pool:
         running = [pool.submit(fetch, span) for span in pieces]
         try:
-            wait(running, return_when=FIRST_EXCEPTION)
-            failed = next((future for future in running if future.done() and future.exception() is not None), None)
-        except BaseException:
-            client.abort()
+            wait(running)
+        except BaseException as interruption:
+            client.abort(interruption)
             raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    if failed is not None:
-        failed.result()
+    if failures:
+        raise failures[0]

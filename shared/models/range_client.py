@@ -62,7 +62,7 @@ class RangeClient:
         self._model = model
         self._cancelled = cancelled
         self._sleep = sleep
-        self._aborted = False
+        self._failure: ModelUnavailable | None = None
         self._etags: dict[str, str] = {}
         self._lock = threading.Lock()
         self._http = httpx.Client(
@@ -81,9 +81,11 @@ class RangeClient:
     ) -> None:
         self._http.close()
 
-    def abort(self) -> None:
-        """End every `read` as if it were cancelled."""
-        self._aborted = True
+    def abort(self, reason: BaseException) -> None:
+        """End every `read`, with the same error if it is one of ours, else as cancelled. The first reason stays."""
+        if self._failure is None:
+            interrupted = ModelUnavailable("cancelled", "reading was interrupted")
+            self._failure = reason if isinstance(reason, ModelUnavailable) else interrupted
 
     def read(self, file: RemoteFile, span: Span, write: Write) -> str:
         """Read a span, handing on its bytes in order, and give their sha256 in hexadecimal digits.
@@ -96,6 +98,7 @@ class RangeClient:
         """
         digest, start, fruitless = hashlib.sha256(), span.start, 0
         while start < span.end:
+            self._check_wanted(file)
             answer = _Answer(start, span.end, digest.copy(), write)
             try:
                 self._ask(file, answer)
@@ -140,10 +143,16 @@ class RangeClient:
             self._check_unchanged(response, file)
             _check_range(response, file, Span(answer.start, answer.end))
             for chunk in response.iter_raw():
-                if self._aborted or self._cancelled():
-                    raise ModelUnavailable("cancelled", f"reading {file.name} was cancelled")
+                self._check_wanted(file)
                 answer.take(chunk)
             answer.check(response.headers.get("content-digest"))
+
+    def _check_wanted(self, file: RemoteFile) -> None:
+        failure = self._failure
+        if failure is not None:
+            raise ModelUnavailable(failure.code, failure.message, **failure.fields) from failure
+        if self._cancelled():
+            raise ModelUnavailable("cancelled", f"reading {file.name} was cancelled")
 
     def _check_unchanged(self, response: httpx.Response, file: RemoteFile) -> None:
         """Every answer for a file must be of the same file."""

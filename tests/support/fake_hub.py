@@ -50,6 +50,8 @@ class FakeHub:
     """By path: after so many answers the ETag is another."""
     shrunk: dict[str, int] = field(default_factory=dict)
     """By path: the file is shorter than the list of files says."""
+    redirects: dict[str, str] = field(default_factory=dict)
+    """By path: the server that has the bytes, as the hub sends its callers to another host for large files."""
     delay_s: float = 0.0
     """Before each answer."""
     commit: str = COMMIT
@@ -167,6 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(self.hub.delay_s)
         if self.hub.failing.get(path):
             self._send_empty(self.hub.failing[path].pop(0))
+            return
+        if path in self.hub.redirects:
+            self._send_empty(302, ("Location", self.hub.redirects[path] + path))
             return
         found = None if path in self.hub.missing else self.hub.find(path)
         if found is None:

@@ -222,11 +222,41 @@ def test_bytes_are_reported(hub: FakeHub, tmp_path: Path):
     assert [progress.done for progress in downloads] == sorted(progress.done for progress in downloads)
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_the_error_is_that_of_the_file_that_failed(hub: FakeHub, tmp_path: Path, file: str):
+    """Whichever it is, the others end with it; it is not taken for a wish to stop."""
+    hub.delay_s = 0.02
+    hub.failing[URLS[file]] = [403] * 20
+    with pytest.raises(ModelUnavailable, match=rf"{file} answers 403") as caught:
+        outline(tmp_path)
+    assert caught.value.code == "download_failed"
+
+
 def test_a_cancelled_fetch_says_so(hub: FakeHub, tmp_path: Path):
     """A node that is told to hold something else."""
     with pytest.raises(ModelUnavailable) as caught:
         outline(tmp_path, cancelled=True)
     assert caught.value.code == "cancelled"
+
+
+def test_a_node_that_is_told_to_stop_asks_for_no_further_piece(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever shows the progress says so by raising; only what was under way may still come, and counts for nothing."""
+    monkeypatch.setattr(part_folder, "REPORT_BYTES", 1)
+    folder = outline(tmp_path)
+
+    class Unwanted(Exception):
+        pass
+
+    def refuse(_: Progress) -> None:
+        raise Unwanted
+
+    before = hub.downloads(WEIGHTS)
+    with pytest.raises(Unwanted):
+        absent(folder).fetch(RANGE, refuse)
+    assert hub.downloads(WEIGHTS) - before <= range_client.CONNECTIONS_MAX < RANGE_BYTES // part_folder.PIECE_BYTES
+    assert has_range(fetch_range(tmp_path))
 
 
 def test_a_disk_without_room_is_noticed_before(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -74,6 +74,17 @@ def test_a_span_is_asked_for_and_nothing_else(hub: FakeHub):
     assert hub.headers[-1]["accept-encoding"] == "identity"
 
 
+def test_the_token_stays_with_the_hub(hub: FakeHub):
+    """Large files lie on another host, which is asked for the same range and told no secret."""
+    with running_hub(FakeHub(files=hub.files)) as elsewhere:
+        hub.redirects[PATH] = elsewhere.url.replace("127.0.0.1", "localhost")
+        reader = Reader(hub)
+        assert reader.read(PART) == [sha256(PART)]
+        assert elsewhere.ranges(PATH) == ["bytes=30000-59999"]
+        assert "authorization" not in elsewhere.headers[-1]
+        assert hub.sent[PATH] == 0
+
+
 def test_a_cut_connection_goes_on_where_it_was(hub: FakeHub):
     """No byte is fetched twice, and the hash is of all of them."""
     hub.cut_after[PATH] = [1000, 5000]
