@@ -16,8 +16,8 @@ CONFORMANCE = tests/conformance
 OLDEST = $(VENV)-oldest
 OLDEST_TRANSFORMERS = $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml | head -n 1)
 OLDEST_TESTS = tests/parity tests/golden/test_tiny_models.py tests/unit/shard/test_session_cache.py \
-  tests/unit/shard/test_layer_flow.py tests/unit/gateway/test_tokenizer.py tests/unit/gateway/test_chat_template.py \
-  tests/unit/gateway/test_parser_choice.py tests/unit/gateway/parsing tests/unit/shared/test_models_hub.py
+  tests/unit/gateway/test_tokenizer.py tests/unit/gateway/test_chat_template.py tests/unit/gateway/test_parser_choice.py \
+  tests/unit/gateway/parsing tests/unit/shared/test_models_hub.py
 
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN_STAMP = $(VENV)/.installed-run

@@ -105,7 +105,7 @@ def _build_outline(kind: ModelKind) -> tuple[PreTrainedModel, ModelOutline, Laye
     except Exception as error:  # a model's own code may raise anything
         message = f"transformers cannot build {kind.model_class.__name__}: {type(error).__name__}: {error}"
         raise LoadFailed("model_unsupported", message, architecture=kind.model_class.__name__) from error
-    outline = describe_model(model, kind.config)
+    outline = describe_model(model, kind.config, has_other_parts=kind.has_other_parts)
     with _quiet_transformers():
         flow = follow_layers(model, outline)
     return model, replace(outline, embeds_everywhere=flow.needs_embedding), flow

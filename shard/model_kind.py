@@ -10,7 +10,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from shard.custom_code import load_classes, needs_code, read_auto_map, refusal
 from shared.errors import LoadFailed
@@ -23,12 +26,15 @@ class ModelKind:
     Args:
         config: Of the model that is built.
         model_class: The model's own class.
-        is_part: The folder holds a larger model (with vision or audio), of which this is the text part.
+        is_part: The folder holds a larger model (with vision or audio), of which only the text part is served.
+        has_other_parts: It is that larger model's class, since transformers has none for its text part: the others are
+            left out of it.
     """
 
     config: PreTrainedConfig
     model_class: type[PreTrainedModel]
     is_part: bool
+    has_other_parts: bool = False
 
 
 def read_kind(model_dir: Path, code_dir: Path | None = None) -> ModelKind:
@@ -55,6 +61,9 @@ def read_kind(model_dir: Path, code_dir: Path | None = None) -> ModelKind:
     text_class, whole_class = _mapped(text), _mapped(config)
     if text is config or text_class is None:
         text_class = whole_class
+    if text_class is None and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        with_vision = cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)])
+        return ModelKind(config, with_vision, is_part=True, has_other_parts=True)
     if text_class is None:
         raise _unsupported(config, "has no causal language model in transformers")
     if whole_class is not None and whole_class is not text_class and whole_class.config_class is type(config):

@@ -21,6 +21,7 @@ class ModelOutline:
         tied: The head computes with the embedding's weight.
         ties: Parameter → the one whose tensor it shares; head and embedding may be among them.
         embeds_everywhere: Every range needs the embedding, not only the first.
+        other_parts: Dotted paths of what has nothing to do with text: towers for images or sound, and what joins them.
     """
 
     layer_list: str
@@ -30,6 +31,7 @@ class ModelOutline:
     tied: bool
     ties: Mapping[str, str] = field(default_factory=dict)
     embeds_everywhere: bool = False
+    other_parts: tuple[str, ...] = ()
 
     @property
     def embedding_module(self) -> str:
@@ -77,6 +79,24 @@ class ModelOutline:
         for parameter, source in self.ties.items():
             groups.setdefault(source, [source]).append(parameter)
         return list(groups.values())
+
+
+def find_other_parts(modules: Iterable[str], outline: ModelOutline) -> tuple[str, ...]:
+    """Of a model with more than text: what stands beside the path to layers and embedding, the head apart.
+
+    Args:
+        modules: Dotted paths of all modules.
+        outline: Of the model.
+    """
+    text = common_prefix(outline.layer_list, outline.embedding)
+    found: list[str] = []
+    for name in modules:
+        parent, _, _ = name.rpartition(".")
+        is_beside = text.startswith(f"{parent}." if parent else "") and not text.startswith(f"{name}.")
+        is_within_text = name.startswith(text) or not text
+        if name and is_beside and not is_within_text and name != outline.head_module:
+            found.append(name)
+    return tuple(found)
 
 
 def layer_index(name: str, layer_list: str) -> int | None:
@@ -132,7 +152,7 @@ def checkpoint_root(names: Iterable[str], outline: ModelOutline) -> str | None:
 
     For example ``language_model.model.`` where the model has ``model.``; None when it cannot be told.
     """
-    common = _common_prefix(outline.layer_list, outline.embedding)
+    common = common_prefix(outline.layer_list, outline.embedding)
     embedding, layer_list = outline.embedding.removeprefix(common), outline.layer_list.removeprefix(common)
     known = set(names)
     roots = {name.removesuffix(embedding) for name in known if name == embedding or name.endswith(f".{embedding}")}
@@ -144,7 +164,7 @@ def _names_as_model(names: Collection[str], outline: ModelOutline) -> dict[str, 
     root = checkpoint_root(names, outline)
     if root is None:
         return {}
-    common = _common_prefix(outline.layer_list, outline.embedding)
+    common = common_prefix(outline.layer_list, outline.embedding)
     as_model = {name: f"{common}{name.removeprefix(root)}" for name in names if name.startswith(root)}
     return as_model | {name: outline.head for name in names if _same_parameter(name, outline.head)}
 
@@ -166,14 +186,14 @@ def _select_tied(
 
 def _is_in_range(name: str, root: str | None, outline: ModelOutline, layers: LayerRange) -> bool:
     """Other parts of a larger model have numbered layers too: only those below the root are decoder layers."""
-    below = outline.layer_list.removeprefix(_common_prefix(outline.layer_list, outline.embedding))
+    below = outline.layer_list.removeprefix(common_prefix(outline.layer_list, outline.embedding))
     if root is not None and not name.startswith(f"{root}{below}."):
         return True
     layer = layer_index(name, outline.layer_list)
     return layer is None or layer in layers
 
 
-def _common_prefix(one: str, other: str) -> str:
+def common_prefix(one: str, other: str) -> str:
     """The dotted path that both begin with, with a dot behind it; empty when there is none."""
     common = [
         a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))

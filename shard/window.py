@@ -21,6 +21,7 @@ So masks, rotary tables and layer kinds are the model's own, and there is no cod
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -28,7 +29,7 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.model_outline import ModelOutline
+from shard.model_outline import ModelOutline, common_prefix, find_other_parts
 from shared.errors import LoadFailed, StepFailed
 from shared.layers import LayerRange
 
@@ -161,7 +162,15 @@ class AbsentHead(StandIn):
         raise AssertionError("a range without the model's last layer has no head")
 
 
-def describe_model(model: PreTrainedModel, config: PreTrainedConfig) -> ModelOutline:
+class AbsentPart(StandIn):
+    """A part of the model for something else than text."""
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Never reached: nothing but text is ever given."""
+        raise AssertionError("a range has nothing but the text part of its model")
+
+
+def describe_model(model: PreTrainedModel, config: PreTrainedConfig, *, has_other_parts: bool = False) -> ModelOutline:
     """Find out how a model names its layers, embedding and head.
 
     Raises:
@@ -179,14 +188,20 @@ def describe_model(model: PreTrainedModel, config: PreTrainedConfig) -> ModelOut
         raise unsupported(model, f"it has no list of {num_layers} decoder layers")
     embedding = _name_of(model, model.get_input_embeddings(), "input embedding")
     head = _name_of(model, model.get_output_embeddings(), "output head")  # type: ignore[no-untyped-call]
-    return ModelOutline(
-        layer_list=min(paths, key=lambda path: path.count(".")),
+    # Beside the decoder's layers there may be as many in a part for images: those are farther from the embedding.
+    near = {path: len(common_prefix(path, embedding)) if has_other_parts else 0 for path in paths}
+    outline = ModelOutline(
+        layer_list=max(paths, key=lambda path: (near[path], -path.count("."))),
         num_layers=num_layers,
         embedding=f"{embedding}.weight",
         head=f"{head}.weight",
         tied=f"{head}.weight" in model.all_tied_weights_keys,
         ties=dict(model.all_tied_weights_keys),
     )
+    if not has_other_parts:
+        return outline
+    modules = (name for name, _ in model.named_modules())
+    return replace(outline, other_parts=find_other_parts(modules, outline))
 
 
 def windowed_class(
@@ -212,6 +227,8 @@ def open_window(model: PreTrainedModel, outline: ModelOutline, layers: LayerRang
         _replace(model, outline.embedding, ZeroEmbedding)
     if not outline.is_last(layers):
         _replace(model, outline.head, AbsentHead)
+    for part in outline.other_parts:
+        model.set_submodule(part, AbsentPart(model.get_submodule(part)))
     model.all_tied_weights_keys = outline.ties_within(layers)
 
 

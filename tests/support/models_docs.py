@@ -50,7 +50,8 @@ weight.
   alone, while a recurrent or compressed state has no way back, and is rebuilt.
 - *cuts refused*: in the tiny model of six layers, the layers that no node may begin with, and why. `GET /mesh` gives
   them for the real one, as `refused_cuts`. Empty: it can be cut anywhere.
-- Of models that also see or hear, the text part is served; images and sound are refused.
+- Of models that also see or hear, the text part is served; images and sound are refused. That holds too for those with
+  images that have no text class in transformers, such as Qwen2.5-VL and Qwen3-VL, which are not in this table.
 - A model that transformers does not know is served by the code that it brings, if its nodes are started with
   `--trust-remote-code`; otherwise it is refused before that code or any weight is read. The code must be the same on
   all nodes: a fingerprint is of weights and config.
