@@ -31,7 +31,7 @@ from tests.support.api_server import ApiServer, running_api
 from tests.support.architectures import NUM_LAYERS, VOCAB_SIZE, tiny_config
 from tests.support.fake_hub import COMMIT, FakeHub, running_hub
 from tests.support.hub_place import use_hub
-from tests.support.parity_case import STEPS, TOLERANCE, build_whole, reference, run_mesh
+from tests.support.parity_case import STEPS, TOLERANCE, CutModel, build_whole, reference
 
 THREE = (LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, NUM_LAYERS))
 MIDDLE = LayerRange(2, 4)
@@ -84,7 +84,8 @@ def test_fetched_ranges_have_the_weights_of_the_whole(hub: FakeHub, tmp_path: Pa
             assert torch.equal(parameter, parameters[name if name in parameters else "model.embed_tokens.weight"]), name
     assert any(LAYOUTS[model_type] in name for name in names)
     token_ids = torch.randint(3, VOCAB_SIZE, (1, sum(STEPS)), generator=torch.Generator().manual_seed(7))
-    ours, theirs = run_mesh(stages, token_ids, cached=True), reference(whole, token_ids, cached=True)
+    mesh = CutModel(stages, cached=True)
+    ours, theirs = [mesh.step(token_ids, new_len) for new_len in STEPS], reference(whole, token_ids, STEPS, cached=True)
     assert max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) <= TOLERANCE
 
 
