@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from gateway.fleet.cover import gaps
 from gateway.fleet.state import FixedNode, Member
 from shared.layers import LayerRange
+from shared.messages import MachineInfo
 from shared.models.facts import ModelFacts
 from shared.planning.cost import GATEWAY_TOKEN_S, CostModel, StageCost
 from shared.planning.fleet import Demand, Machine, Objective
@@ -55,6 +56,7 @@ class Forecast:
     objective: Objective = "latency"
     dtype_ratios: Mapping[str, float] = field(default_factory=dict)
     _plans: dict[object, Plan | str] = field(default_factory=dict)
+    _costs: dict[tuple[MachineInfo, float, LayerRange], StageCost] = field(default_factory=dict)
 
     def machine(self, member: Member) -> Machine:
         """A member as the planner sees it."""
@@ -77,7 +79,13 @@ class Forecast:
 
     def cost(self, member: Member, layers: LayerRange) -> StageCost:
         """What a range costs a member; its bytes are those of the stored element type."""
-        return CostModel(self.facts, self.demand).stage(self.machine(member), layers)
+        key = (member.machine, rounded_rtt_s(member.rtt_s), layers)
+        cost = self._costs.get(key)
+        if cost is None:
+            if len(self._costs) >= COSTS_KEPT_MAX:
+                self._costs.clear()
+            cost = self._costs[key] = CostModel(self.facts, self.demand).stage(self.machine(member), layers)
+        return cost
 
     def fits(self, member: Member, layers: LayerRange) -> bool:
         """Whether a member has the memory for a range, and has not failed to load it."""
@@ -179,6 +187,8 @@ class Forecast:
 
 PLANS_KEPT_MAX = 64
 """Plans remembered, so that a fleet in which nothing happens is not planned for again and again."""
+COSTS_KEPT_MAX = 16_384
+"""Of a few hundred machines, each with the ranges that a plan has."""
 RTT_STEP_S = 0.0005
 """Round trips are told apart by so much, so that a plan does not follow every heartbeat."""
 

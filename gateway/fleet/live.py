@@ -22,8 +22,8 @@ from shared.messages import Load, Unload
 
 TICK_S = 1.0
 """How often the fleet is looked at where nothing has happened."""
-PAUSE_S = 0.05
-"""Between two looks: a change is often followed by others."""
+PAUSE_S = 0.25
+"""Between two looks: a change is often followed by others, and every answer's end is one."""
 CHANGES_AT_ONCE_MAX = 1024
 """Loads that are sent before the fleet is looked at again; more than it has members."""
 Offload = Callable[..., Awaitable[Decision]]
