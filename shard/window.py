@@ -13,6 +13,7 @@ the last of the range a hook takes its output and ends the pass by raising `Pass
 layers after          `PassThrough`, never reached
 input embedding       a table of zeros where the range has no use for the real one
 output head           absent where the range has no use for it
+parts not for text    absent: towers for images, where the model's class has them
 ====================  ========================================================================
 
 So masks, rotary tables and layer kinds are the model's own, and there is no code for any one model.

@@ -144,6 +144,15 @@ async def test_tokens_do_not_depend_on_how_the_history_came(client: NodeClient, 
     assert await go_on(client, "s", tokens[:3], COUNT) == tokens
 
 
+@pytest.mark.parametrize("sampling", [EVERYTHING, JSON], ids=["everything", "grammar"])
+async def test_a_session_goes_back_with_its_history(client: NodeClient, sampling: SamplingParams) -> None:
+    """The tokens that followed once follow again, grammar and penalties included."""
+    tokens = await draw(client, "s", sampling, 6)
+    held, kept = len(PROMPT) + len(tokens) - 1, len(PROMPT) + 1
+    step = await client.decode("s", tokens[1], kept, sampling=None, rewind_from=held, step_index=1000)
+    assert (await client.result(step)).token_ids == (tokens[2],)
+
+
 def fork(session: str, target: str, past_len: int, client: NodeClient, **fields: object) -> Fork:
     """A fork that is right for this node."""
     values = {"layers": client.info.layers, "model": client.info.model, **fields}
