@@ -24,6 +24,8 @@ from shard.room import Room
 from shard.service import NodeService
 from shard.settings import Address, KvLimits
 from shared.clock import Clock, SystemClock
+from shared.mesh_access import MeshAccess
+from shared.mesh_tokens import MeshTokens
 from shared.messages import MachineInfo
 from tests.support.fake_runner import FakeRunner
 
@@ -106,7 +108,7 @@ async def joining_node(
         fixed=None,
         address=address,
         joins=joins,
-        token=token,
+        access=MeshAccess(tokens=MeshTokens([token] if token else [])),
         clock=clock,
         drain_timeout_s=drain_timeout_s,
         announce=announce,
