@@ -31,7 +31,7 @@ TEST_WORKERS ?= 2
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
 
-.PHONY: help up demo recording pull test check conformance oldest lint format docs models bench clean
+.PHONY: help up demo recording pull test check conformance oldest lint format docs models bench sim clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -83,6 +83,9 @@ models: $(DEV_STAMP) ## Try every architecture of transformers, and write docs/m
 
 bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
 	$(VENV)/bin/python -m benchmarks
+
+sim: $(DEV_STAMP) ## Play random faults over the gateway's core on all cores: SCHEDULES=50000
+	$(VENV)/bin/python -m tests.simulation --count $(or $(SCHEDULES),50000)
 
 clean: ## Remove the environments. Models stay in the cache folder.
 	rm -rf $(VENV) $(OLDEST) $(CONFORMANCE_VENV) $(CONFORMANCE)/node/node_modules

@@ -180,6 +180,8 @@ async def relocate(generation: Generation, failure: HopFailed) -> None:
         await generation.clock.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** (trouble.recoveries - 2)))
     node = await find_node(generation, index, avoid=action == "elsewhere")
     move(generation, index, node)
+    if trouble.waited_s:
+        generation.mesh.announce()  # others may be admitted again
 
 
 def judge(error: MeshError, trouble: Trouble) -> Action:
