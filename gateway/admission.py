@@ -4,7 +4,8 @@ Theory of operation. A *reservation* is one session's place on one node: a slot,
 longest possible context takes there. Demands wait in one queue, by priority and then first come, first
 served: a demand that does not fit holds back those behind it, so a long one is never starved by short ones of
 its priority. One for which there is no route at all, however empty the mesh, holds nobody back. The core
-decides (`admit` returns who starts and on which route); whoever calls it wakes the waiting and calls it again
+decides (`admit` returns who starts and on which route); a session under way that has lost its place on a node
+comes before all of them (`claim`). Whoever calls it wakes the waiting and calls it again
 whenever a session ends or a node changes.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.errors import AdmissionRefused
@@ -97,6 +99,7 @@ class Admission:
         self._queue: dict[str, Demand] = {}
         self._reserved: dict[str, dict[str, int]] = {}  # node -> session -> bytes
         self._tokens: dict[str, int] = {}  # admitted session -> its demand
+        self._claims: dict[str, Callable[[NodeInfo], bool]] = {}  # session -> nodes it waits for a place on
         self._usual_s = 0.0
 
     @property
@@ -116,6 +119,10 @@ class Admission:
     def tokens(self, session: str) -> int:
         """What an admitted session has reserved for."""
         return self._tokens[session]
+
+    def places(self, session: str) -> set[str]:
+        """The nodes on which a session has a place."""
+        return {node for node, sessions in self._reserved.items() if session in sessions}
 
     def has_room(self, node: NodeInfo, session: str, tokens: int, *, count: int = 1) -> bool:
         """Whether the node can hold `count` such sessions beside what is reserved; the place of `session` is free."""
@@ -178,12 +185,13 @@ class Admission:
     def admit(self, nodes: Iterable[NodeInfo]) -> list[Admitted]:
         """Admit from the front of the queue as many as fit, and reserve their places."""
         known = list(nodes)
+        free = [node for node in known if not any(claims(node) for claims in self._claims.values())]
         admitted: list[Admitted] = []
         for demand in sorted(self._queue.values(), key=_precedence):
             count = self._sessions_at_once(demand, known)
             if not count:
                 continue
-            roomy = [node for node in known if self.has_room(node, demand.key, demand.tokens, count=count)]
+            roomy = [node for node in free if self.has_room(node, demand.key, demand.tokens, count=count)]
             route = self._route(roomy, demand.needs)
             if route is None:
                 break
@@ -210,6 +218,18 @@ class Admission:
         if not node.kv_bytes_max or not cost_bytes:
             return sessions_max
         return min(sessions_max, node.kv_bytes_max // cost_bytes)
+
+    @contextmanager
+    def claim(self, session: str, claims: Callable[[NodeInfo], bool]) -> Iterator[None]:
+        """While a session under way waits for a place on one of these nodes, nobody is admitted there before it.
+
+        Call `admit` once it has its place, or has given up.
+        """
+        self._claims[session] = claims
+        try:
+            yield
+        finally:
+            del self._claims[session]
 
     def move(self, session: str, source: str, target: NodeInfo) -> None:
         """Give up a session's place on one node and reserve one on another."""

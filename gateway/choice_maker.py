@@ -55,7 +55,7 @@ class ChoiceMaker:
     def continue_from(self, leader: Choice, index: int, session_id: str, admitted: Admitted) -> Choice:
         """A choice that goes on where `leader` stands, or begins with the prompt where that has not come far."""
         source = leader.generation.session
-        if not source.passed or source.reencodes:
+        if not source.passed or source.reencodes or not _follow(leader.generation, session_id):
             return self.start(index, session_id, admitted)
         generation = self._begin(fork_session(source, session_id, self.request.choices[index]))
         self._fork_on_nodes(source, generation)
@@ -88,3 +88,21 @@ class ChoiceMaker:
                 sampling=sampling,
             )
             mesh.fork(hop.node, fork)
+
+
+def _follow(leader: Generation, session_id: str) -> bool:
+    """Give a choice its places where its leader is now, which may have moved since both were admitted.
+
+    Returns:
+        False where there is no room; its own places are then as they were.
+    """
+    admission, hops = leader.admission, leader.session.hops
+    if {hop.node for hop in hops} == admission.places(session_id):
+        return True
+    links = [leader.mesh.link(hop.node) for hop in hops]
+    nodes = [link.info for link in links if link is not None and link.info is not None]
+    tokens = admission.tokens(session_id)
+    if len(nodes) < len(hops) or not all(admission.has_room(node, session_id, tokens) for node in nodes):
+        return False
+    admission.reroute(session_id, nodes)
+    return True

@@ -104,8 +104,8 @@ class KnownNode:
 
     def take_state(self, state: NodeState) -> None:
         """The node says that it is in this state."""
-        if state == "draining" and not self.drains:
-            self.drains = True
+        if state in {"draining", "ready"} and self.drains != (state == "draining"):
+            self.drains = not self.drains
             self._on_change()
         if self.info is not None and self.info.state != state:
             self._take_info(replace(self.info, state=state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import structlog
 
@@ -82,7 +83,9 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
                 layers=str(hop.layers),
             )
         started_at = clock.monotonic()
-        await wait_first(clock, min(left_s, hope_s) if hope_s > 0 else left_s, changed.wait())
+        wait_s = min(left_s, hope_s) if hope_s > 0 else left_s
+        with generation.admission.claim(generation.session.id, partial(_can_serve, generation.session, hop)):
+            await wait_first(clock, wait_s, changed.wait())
         trouble.waited_s += clock.monotonic() - started_at
 
 
@@ -96,11 +99,15 @@ def choose_node(
     load = admission.load()
     candidates = [
         node
-        for node in replicas(nodes, hop.layers, model=session.model, dtype=hop.dtype, needs=session.needs)
-        if admission.has_room(node, session.id, admission.tokens(session.id))
+        for node in nodes
+        if _can_serve(session, hop, node) and admission.has_room(node, session.id, admission.tokens(session.id))
     ]
     return min(
         candidates,
         key=lambda node: ((node.node == hop.node) == avoid, load[node.node], node.node),
         default=None,
     )
+
+
+def _can_serve(session: Session, hop: HopState, node: NodeInfo) -> bool:
+    return bool(replicas([node], hop.layers, model=session.model, dtype=hop.dtype, needs=session.needs))

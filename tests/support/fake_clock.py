@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from itertools import count
 
 TURNS_PER_WAKE = 20
@@ -28,7 +29,8 @@ class FakeClock:
             await asyncio.sleep(0)
             return
         waiter = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._order), waiter))
+        due_s = max(self._now_s + seconds, math.nextafter(self._now_s, math.inf))  # time passes, however little
+        heapq.heappush(self._sleepers, (due_s, next(self._order), waiter))
         await waiter
 
     def skip(self, seconds: float) -> None:

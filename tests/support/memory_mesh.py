@@ -16,6 +16,7 @@ from gateway.generation import GenerationSettings, Generator, create_generator
 from gateway.generation_request import GenerationRequest, Token
 from gateway.mesh import Mesh, create_mesh
 from gateway.mesh_view import MeshView
+from gateway.open_link import Dial
 from shared.layers import LayerRange
 from shared.messages import SamplingParams
 from tests.support.fake_clock import FakeClock
@@ -161,6 +162,47 @@ def create_node(clock: FakeClock, node_id: str, layers: str, **options: Any) -> 
     return ScriptedNode(node_id, LayerRange.parse(layers), NUM_LAYERS, clock, **options)
 
 
+def create_gateway(
+    clock: FakeClock,
+    nodes: Sequence[ScriptedNode],
+    *,
+    gateway_id: str = "gateway",
+    dial: Dial | None = None,
+    **settings: Any,
+) -> tuple[Mesh, Generator]:
+    """The gateway's core over these nodes; whoever makes it runs the mesh.
+
+    Args:
+        clock: Time.
+        nodes: All that are configured.
+        gateway_id: Its name; sessions of the default one are called ``s1``, ``s2`` and so on.
+        dial: Opens links; straight to the nodes by default.
+        settings: For `GenerationSettings`.
+    """
+    mesh = create_mesh(
+        [node.url for node in nodes],
+        gateway_id=gateway_id,
+        model=MODEL,
+        token=None,
+        dial=dial or create_dial(nodes),
+        clock=clock,
+        rng=Random(0),
+    )
+    numbers = count(1)
+    prefix = "s" if gateway_id == "gateway" else f"{gateway_id}-s"
+    generator = create_generator(
+        mesh,
+        model=MODEL,
+        num_layers=NUM_LAYERS,
+        encode_text=ids_of,
+        settings=GenerationSettings(**{"prefill_chunk_tokens": 4, "failover_timeout_s": 30.0, **settings}),
+        clock=clock,
+        mint_session_id=lambda: f"{prefix}{next(numbers)}",
+        vocab_size=VOCAB_SIZE,
+    )
+    return mesh, generator
+
+
 @asynccontextmanager
 async def scripted_mesh(
     cuts: Sequence[str] = CUTS,
@@ -182,26 +224,7 @@ async def scripted_mesh(
         create_node(clock, layers=layers, **{"node_id": "abcdefgh"[index], **(node_options or {}).get(index, {})})
         for index, layers in enumerate(cuts)
     ]
-    mesh = create_mesh(
-        [node.url for node in nodes],
-        gateway_id="gateway",
-        model=MODEL,
-        token=None,
-        dial=create_dial(nodes),
-        clock=clock,
-        rng=Random(0),
-    )
-    numbers = count(1)
-    generator = create_generator(
-        mesh,
-        model=MODEL,
-        num_layers=NUM_LAYERS,
-        encode_text=ids_of,
-        settings=GenerationSettings(**{"prefill_chunk_tokens": 4, "failover_timeout_s": 30.0, **settings}),
-        clock=clock,
-        mint_session_id=lambda: f"s{next(numbers)}",
-        vocab_size=VOCAB_SIZE,
-    )
+    mesh, generator = create_gateway(clock, nodes, **settings)
     running = asyncio.create_task(mesh.run())
     scripted = ScriptedMesh(clock, nodes, mesh, generator, MeshView(mesh, generator, clock=clock))
     try:

@@ -66,7 +66,29 @@ class Mangle:
     change: Callable[[Message, dict[str, WireTensor]], tuple[Message, dict[str, WireTensor]]]
 
 
-Fate = Miss | Fail | Slow | Late | Drop | Cut | Crash | Mangle
+@dataclass(frozen=True)
+class Twice:
+    """Answer, and give the same answer again after so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Again:
+    """The step reaches the node twice."""
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Answers to steps that nobody waits for come before the right one."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Bytes that are no frame come instead of the answer."""
+
+
+Fate = Miss | Fail | Slow | Late | Drop | Cut | Crash | Mangle | Twice | Again | Stray | Noise
 Script = Callable[[Step, int], Fate | None]
 """What happens to a step, given it and its number among those that this node has received."""
 

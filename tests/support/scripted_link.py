@@ -76,3 +76,8 @@ class ScriptedLink:
         """Let a message of the node arrive."""
         if not self.is_closed:
             self._arrived.put_nowait(b"".join(encode_frame(encode_header(message), tensors)))
+
+    def deliver_noise(self) -> None:
+        """Let bytes arrive that are no frame."""
+        if not self.is_closed:
+            self._arrived.put_nowait(b"no frame")

@@ -43,6 +43,7 @@ from shared.messages import (
 from shared.tensor_spec import WireTensor
 from tests.support.fake_runner import ids_of
 from tests.support.scripted_fate import (
+    Again,
     Crash,
     Cut,
     Drop,
@@ -51,8 +52,11 @@ from tests.support.scripted_fate import (
     Late,
     Mangle,
     Miss,
+    Noise,
     Script,
     Slow,
+    Stray,
+    Twice,
     nth,
 )
 from tests.support.scripted_link import ScriptedLink
@@ -63,6 +67,7 @@ MODEL = "scripted-model"
 __all__ = [
     "MODEL",
     "VOCAB_SIZE",
+    "Again",
     "Crash",
     "Cut",
     "Drop",
@@ -71,10 +76,13 @@ __all__ = [
     "Late",
     "Mangle",
     "Miss",
+    "Noise",
     "Script",
     "ScriptedLink",
     "ScriptedNode",
     "Slow",
+    "Stray",
+    "Twice",
     "create_dial",
     "ids_of",
     "nth",
@@ -82,7 +90,9 @@ __all__ = [
 
 
 @dataclass(eq=False)
-class _Queued:
+class Queued:
+    """A step that waits for its turn."""
+
     link: ScriptedLink
     step: Step
     tensors: dict[str, WireTensor]
@@ -149,10 +159,10 @@ class ScriptedNode:
     busy_us: int = 0
     queued_elsewhere: int = 0
     links: list[ScriptedLink] = field(default_factory=list)
-    _backlog: list[tuple[ScriptedLink, bytes]] = field(default_factory=list)
-    _work: asyncio.Queue[_Queued] = field(default_factory=asyncio.Queue)
+    _backlog: list[tuple[ScriptedLink, Message, dict[str, WireTensor]]] = field(default_factory=list)
+    _work: asyncio.Queue[Queued] = field(default_factory=asyncio.Queue)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _running: _Queued | None = None
+    _running: Queued | None = None
 
     @property
     def url(self) -> str:
@@ -213,8 +223,8 @@ class ScriptedNode:
         """After `stalled`: read what has come meanwhile."""
         self.stalled = False
         backlog, self._backlog = self._backlog, []
-        for link, data in backlog:
-            self.receive(link, data)
+        for link, message, tensors in backlog:
+            self.take(link, message, tensors)
 
     def tell(self, message: Message) -> None:
         """Send something unasked."""
@@ -236,20 +246,26 @@ class ScriptedNode:
             raise LinkClosed("unreachable", f"{self.url} does not answer")
         if not self._tasks:
             self._start(self._run())
-        link = ScriptedLink(self)
+        link = self._create_link()
         self.links.append(link)
         return link
 
+    def _create_link(self) -> ScriptedLink:
+        return ScriptedLink(self)
+
     def receive(self, link: ScriptedLink, data: bytes) -> None:
         """Read one frame."""
-        if self.stalled:
-            self._backlog.append((link, data))
-            return
         frame = decode_frame(data)
-        message = decode_header(frame.header)
+        self.take(link, decode_header(frame.header), frame.tensors)
+
+    def take(self, link: ScriptedLink, message: Message, tensors: dict[str, WireTensor]) -> None:
+        """Act on one message, or keep it for later while stalled."""
+        if self.stalled:
+            self._backlog.append((link, message, tensors))
+            return
         match message:
             case Step():
-                self._work.put_nowait(_Queued(link, message, frame.tensors, self.clock.monotonic()))
+                self._work.put_nowait(Queued(link, message, tensors, self.clock.monotonic()))
             case Heartbeat(reply=False):
                 self.heartbeats += 1
                 link.deliver(Heartbeat(seq=message.seq, reply=True, stats=self._stats()))
@@ -313,10 +329,40 @@ class ScriptedNode:
                 self.busy_us += round(takes_s * 1e6)
                 queue_us = round((started_at - queued.arrived_at) * 1e6)
                 message = replace(message, compute_us=round(takes_s * 1e6), queue_us=queue_us)
-            if isinstance(fate, Late):
-                self._start(self._deliver_late(link, message, answer[1], fate.seconds))
-            elif not isinstance(fate, Drop | Cut | Crash):
-                link.deliver(message, answer[1])
+            self._send(queued, message, answer[1], fate)
+            self._running = None
+
+    def _send(self, queued: Queued, message: Message, tensors: dict[str, WireTensor], fate: Fate | None) -> None:
+        link = queued.link
+        match fate:
+            case Late():
+                self._start(self._deliver_late(link, message, tensors, fate.seconds))
+            case Drop() | Cut() | Crash():
+                pass
+            case Noise():
+                link.deliver_noise()
+            case _:
+                if isinstance(fate, Stray):
+                    self._send_strays(link, message, tensors)
+                link.deliver(message, tensors)
+                if isinstance(fate, Twice):
+                    self._start(self._deliver_late(link, message, tensors, fate.seconds))
+                elif isinstance(fate, Again):
+                    self._work.put_nowait(replace(queued))
+
+    def _send_strays(self, link: ScriptedLink, message: Message, tensors: dict[str, WireTensor]) -> None:
+        """What other steps, another epoch's and another session's could have been answered; nothing of it is true."""
+        assert isinstance(message, StepResult | CacheMiss | Error)
+        if isinstance(message, StepResult) and message.token_ids is not None:
+            message = replace(message, token_ids=((message.token_ids[0] + 1) % VOCAB_SIZE,))
+        tensors = {
+            name: replace(tensor, data=memoryview(bytes(tensor.data.nbytes))) for name, tensor in tensors.items()
+        }
+        index, epoch = message.step_index or 0, message.epoch or 0
+        link.deliver(replace(message, step_index=index + 1), tensors)
+        if index:
+            link.deliver(replace(message, step_index=index - 1, epoch=max(0, epoch - 1)), tensors)
+        link.deliver(replace(message, session="nobody's"), tensors)
 
     def _meet(
         self, link: ScriptedLink, step: Step, tensors: dict[str, WireTensor], fate: Fate | None
@@ -387,7 +433,7 @@ class ScriptedNode:
             return _error(step, error.code)
         is_cached = step.cache is not None and self.caches
         if is_cached:
-            self.sessions[step.session] = held
+            self._hold(step.session, held)
             self.applied[self.pid, step.session, step.step_index, step.epoch] += 1
         self.steps[(step.cache or "stateless") if self.caches else "stateless"] += 1
         self._look_for_what_was_not_announced(step)
@@ -414,7 +460,10 @@ class ScriptedNode:
             return
         if (fork.layers, fork.model, fork.past_len) != (self.layers, self.model, held.length):
             return
-        self.sessions[fork.target] = replace(held, epoch=fork.epoch, sampling=fork.sampling or held.sampling)
+        self._hold(fork.target, replace(held, epoch=fork.epoch, sampling=fork.sampling or held.sampling))
+
+    def _hold(self, session: str, held: Held) -> None:
+        self.sessions[session] = held
 
 
 def create_dial(nodes: Sequence[ScriptedNode]) -> Callable[[str, Hello], Awaitable[ScriptedLink]]:

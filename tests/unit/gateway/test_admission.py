@@ -263,3 +263,15 @@ def test_an_empty_grant_refuses_nobody_for_good() -> None:
     admission.enqueue(demand("s1"), [only])
     assert admitted(admission, only) == []
     assert admission.queued == 1
+
+
+def test_nobody_is_admitted_where_a_session_under_way_waits_for_a_place() -> None:
+    """It comes before all that have not begun; nodes that are of no use to it are free for them."""
+    admission, full, other = create_admission(), node("a", kv_sessions_max=1), node("b", kv_sessions_max=1)
+    with admission.claim("under way", lambda node: node.node == "a"):
+        admission.enqueue(demand("s1"), [full])
+        assert admitted(admission, full) == []
+        assert admitted(admission, full, other) == ["s1"]
+        admission.enqueue(demand("s2"), [full])
+        assert admitted(admission, full, other) == []
+    assert admitted(admission, full, other) == ["s2"]

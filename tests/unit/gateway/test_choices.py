@@ -356,3 +356,15 @@ async def test_figures_add_up_and_no_task_is_left() -> None:
             assert tokens.figures.misses == {"evicted": 1}
         await idle()
         assert len(asyncio.all_tasks()) == before
+
+
+@pytest.mark.parametrize("room", [1, 2])
+async def test_a_choice_goes_where_its_leader_moved_only_if_there_is_room(room: int) -> None:
+    """The leader moves to a replica while it computes the prompt; without a place there, the others begin anew."""
+    cuts = ("0:2", "2:4", "4:6", "2:4")
+    async with scripted_mesh(cuts, node_options={3: {"sessions_max": room}}) as mesh:
+        mesh.nodes[1].script = nth(0, Fail("out_of_memory"))
+        await check(mesh, seeded(1, 2))
+        at_replica = {step.session for step in mesh.nodes[3].seen}
+        assert at_replica == ({"s1"} if room == 1 else {"s1", "s2"})
+        assert len(mesh.nodes[3].forks) == room - 1

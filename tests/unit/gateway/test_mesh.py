@@ -125,6 +125,17 @@ async def test_stopping_still_tells_nodes_which_sessions_have_ended() -> None:
     assert all(node.ended == [Cancel(session="s1")] for node in mesh.nodes)
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_stopping_ends_although_a_link_fails_in_that_moment(turns: int) -> None:
+    """A link's own fault does not make it forget that it is to stop."""
+    async with asyncio.timeout(10):
+        async with scripted_mesh() as mesh:
+            mesh.nodes[1].cut()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        assert not any(link.is_open for link in mesh.mesh.links)
+
+
 async def test_the_snapshot_is_json_and_shows_what_happened() -> None:
     """The figures of GET /mesh, after one generation with one miss."""
     async with scripted_mesh() as mesh:

@@ -607,3 +607,24 @@ async def test_figures_tell_what_happened() -> None:
         assert figures.replays == 2
         assert figures.recovering_s > 0
         assert stream.is_complete
+
+
+async def test_a_stream_that_lost_its_node_gets_a_place_before_those_that_have_not_begun() -> None:
+    """The replica has one place: who holds it, ends; then the stream under way goes on, and then the others begin."""
+    one_place = {"sessions_max": 1}
+    options = {1: one_place, 3: one_place}
+    async with scripted_mesh(("0:2", "2:4", "4:6", "2:4"), node_options=options, queue_timeout_s=600.0) as mesh:
+        for node in mesh.nodes:
+            node.step_s = 0.1
+        first, second = (asyncio.ensure_future(mesh.generate(max_tokens)) for max_tokens in (40, 20))
+        await mesh.until(lambda: all(mesh.nodes[index].sessions for index in (1, 3)))
+        queued = [asyncio.ensure_future(mesh.generate(20)) for _ in range(3)]
+        loses = mesh.nodes[1] if "s1" in mesh.nodes[1].sessions else mesh.nodes[3]
+        loses.stop()
+        answers = await mesh.drive(asyncio.gather(first, second, *queued))
+        assert answers == [expected(40), expected(20), expected(20), expected(20), expected(20)]
+        keeps = mesh.nodes[3] if loses is mesh.nodes[1] else mesh.nodes[1]
+        order = list(dict.fromkeys(step.session for step in keeps.seen))
+        assert order == ["s2", "s1", "s3", "s4", "s5"]
+        await idle()
+        mesh.assert_nothing_left()

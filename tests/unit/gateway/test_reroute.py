@@ -15,7 +15,7 @@ from gateway.generation_request import Token
 from gateway.placing import RETURN_WAIT_S
 from gateway.reroute import REROUTES_PER_PASS_MAX
 from shared.layers import LayerRange
-from shared.messages import Loaded, SamplingParams, Step
+from shared.messages import Drain, Loaded, SamplingParams, Step
 from tests.support.fake_model import expected_scores
 from tests.support.memory_mesh import (
     NUM_LAYERS,
@@ -245,3 +245,17 @@ async def test_a_leaving_node_serves_on_while_nobody_else_can() -> None:
 def test_the_prompt_is_longer_than_a_chunk():
     """What the tests above rely on."""
     assert len(LONG_PROMPT) > 2 * 4 > len(PROMPT)
+
+
+async def test_a_node_that_stays_after_all_is_not_left() -> None:
+    """It said that it drains, and then that it is ready: sessions are led to it and stay there."""
+    async with scripted_mesh(("0:6",)) as mesh:
+        node = mesh.nodes[0]
+        node.state = "draining"
+        node.tell(Drain())
+        await mesh.until(lambda: mesh.mesh.is_leaving(node.node_id))
+        node.state = "ready"
+        await mesh.until(mesh.view.ready)
+        assert not mesh.mesh.is_leaving(node.node_id)
+        assert await mesh.drive(mesh.generate()) == expected()
+        assert mesh.generator.totals.reroutes == 0

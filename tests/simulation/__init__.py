@@ -1,0 +1,1 @@
+"""The gateway's core under random faults: `python -m tests.simulation`."""
