@@ -173,11 +173,8 @@ def running_fleet(
     gateway_args: Sequence[str] = (),
     node_urls: dict[int, str] | None = None,
     node_ports: Sequence[int] | None = None,
-<<<<<<< HEAD
     ca: Path | None = None,
-=======
     start_timeout_s: float = START_TIMEOUT_S,
->>>>>>> d9924be (What each failure does, in a table; a benchmark that kills nodes under streams)
 ) -> Iterator[Fleet]:
     """Start a fleet, wait for its route, and end it.
 
@@ -190,11 +187,7 @@ def running_fleet(
         gateway_args: Further flags of the gateway.
         node_urls: Where the gateway dials a node, when not the node itself (a proxy between them).
         node_ports: Where the nodes listen, when the caller must know before.
-<<<<<<< HEAD
         ca: Who has signed the gateway's certificate, when `gateway_args` give it one.
-=======
-        start_timeout_s: How long the route may take.
->>>>>>> d9924be (What each failure does, in a table; a benchmark that kills nodes under streams)
     """
     ports = node_ports or [free_port() for _ in cuts]
     port = free_port()

@@ -20,14 +20,19 @@ class LinkProxy:
     """Passes bytes between whoever connects to `port` and the target, under the test's orders.
 
     Args:
-        target_port: Where the real listener is, on 127.0.0.1.
+        target_port: Where the real listener is.
+        target_host: On which host.
+        host: Where the proxy listens.
+        port: 0 lets the system choose.
 
     `heard` keeps every byte that passes once it is given two empty arrays.
     """
 
-    def __init__(self, target_port: int) -> None:
-        self.target_port = target_port
-        self.port = 0
+    def __init__(
+        self, target_port: int, *, target_host: str = "127.0.0.1", host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self.target_host, self.target_port = target_host, target_port
+        self.host, self.port = host, port
         self.connections = 0
         self.delay_s: dict[Way, float] = {"there": 0.0, "back": 0.0}
         self.passed_bytes: dict[Way, int] = {"there": 0, "back": 0}
@@ -40,7 +45,7 @@ class LinkProxy:
     @property
     def url(self) -> str:
         """What to dial instead of the target."""
-        return f"ws://127.0.0.1:{self.port}"
+        return f"ws://{self.host}:{self.port}"
 
     def stall(self, *ways: Way) -> None:
         """Keep what comes and pass nothing on, as a peer that has stopped or a network that has gone."""
@@ -61,7 +66,7 @@ class LinkProxy:
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[LinkProxy]:
         """Listen while the context lasts; every connection is cut at its end."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -77,7 +82,7 @@ class LinkProxy:
             return
         self.connections += 1
         try:
-            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+            target_reader, target_writer = await asyncio.open_connection(self.target_host, self.target_port)
         except OSError:
             writer.transport.abort()
             return

@@ -31,6 +31,19 @@ def available() -> bool:
     return works
 
 
+def translates_addresses() -> bool:
+    """Whether a namespace here can be a router; needs `available`, and iptables."""
+    if not shutil.which("iptables"):
+        return False
+    try:
+        with lab(["probe"]) as probe:
+            probe.add("router", ["probe"])
+            probe.add_hidden("hidden", "router")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
 class Lab:
     """Networks and the namespaces on them. Made by `lab`.
 
@@ -44,6 +57,7 @@ class Lab:
         self._numbers = itertools.count(2)
         self._addresses: dict[str, dict[str, str]] = {}
         self._switch = f"{self._prefix}-switch"
+        self._cables: dict[str, list[tuple[str, str]]] = {}
 
     def start(self) -> None:
         """Make a bridge for each network."""
@@ -54,10 +68,7 @@ class Lab:
 
     def add(self, host: str, networks: Sequence[str]) -> None:
         """A namespace on some of the networks."""
-        name, number = self._namespace(host), next(self._numbers)
-        _ip("netns", "add", name)
-        _ip("-n", name, "link", "set", "lo", "up")
-        self._addresses[host] = {}
+        name, number = self._make(host), next(self._numbers)
         for index, network in enumerate(networks):
             bridge = f"br{list(self._subnets).index(network) + 1}"
             inside, outside = f"eth{index}", f"v{number}x{index}"
@@ -67,6 +78,41 @@ class Lab:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", inside)
             _ip("-n", name, "link", "set", inside, "up")
             self._addresses[host][network] = address
+            self._cables[host].append((self._switch, outside))
+
+    def add_hidden(self, host: str, router: str) -> None:
+        """A namespace that only reaches its router, which translates its addresses: it can dial, and not be dialled."""
+        name, number, way_in = self._make(host), next(self._numbers), self.namespace(router)
+        outside, subnet = f"v{number}x0", f"192.168.{number}"
+        _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", outside, "netns", way_in)
+        for namespace, interface, address in ((name, "eth0", f"{subnet}.2"), (way_in, outside, f"{subnet}.1")):
+            _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
+            _ip("-n", namespace, "link", "set", interface, "up")
+        _ip("-n", name, "route", "add", "default", "via", f"{subnet}.1")
+        _run(self.inside(router, ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]))
+        _run(self.inside(router, ["iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-j", "MASQUERADE"]))
+        self._cables[host].append((way_in, outside))
+
+    def unplug(self, host: str) -> None:
+        """Take its cables out at their other end: what is sent vanishes, and no connection is told."""
+        for namespace, interface in self._cables[host]:
+            _ip("-n", namespace, "link", "set", interface, "down")
+
+    def plug_in(self, host: str) -> None:
+        """Put its cables back."""
+        for namespace, interface in self._cables[host]:
+            _ip("-n", namespace, "link", "set", interface, "up")
+
+    def inside(self, host: str, command: Sequence[str]) -> list[str]:
+        """What runs a command there as whoever we are."""
+        return ["ip", "netns", "exec", self.namespace(host), *command]
+
+    def _make(self, host: str) -> str:
+        name = self.namespace(host)
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        self._addresses[host], self._cables[host] = {}, []
+        return name
 
     def write_hosts(self) -> None:
         """Let every host know those that it shares a network with, as an engine's resolver does."""
@@ -75,7 +121,7 @@ class Lab:
             for other, theirs in self._addresses.items():
                 shared = [network for network in own if network in theirs]
                 lines += [f"{theirs[shared[0]]} {other}"] if shared else []
-            folder = Path("/etc/netns") / self._namespace(host)
+            folder = Path("/etc/netns") / self.namespace(host)
             folder.mkdir(parents=True)
             (folder / "hosts").write_text("\n".join([*lines, ""]))
 
@@ -91,18 +137,19 @@ class Lab:
         nobody = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs"]
         nobody += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"]
         variables = [f"{name}={value}" for name, value in env.items()]
-        return ["ip", "netns", "exec", self._namespace(host), *nobody, "env", "-i", *variables, *command]
+        return ["ip", "netns", "exec", self.namespace(host), *nobody, "env", "-i", *variables, *command]
 
     def stop(self) -> None:
         """Remove every trace; processes have ended."""
         for host in self._addresses:
-            _ip("netns", "del", self._namespace(host))
-            shutil.rmtree(Path("/etc/netns") / self._namespace(host), ignore_errors=True)
+            _ip("netns", "del", self.namespace(host))
+            shutil.rmtree(Path("/etc/netns") / self.namespace(host), ignore_errors=True)
         _ip("netns", "del", self._switch)
         with contextlib.suppress(OSError):
             Path("/etc/netns").rmdir()  # unless others use it
 
-    def _namespace(self, host: str) -> str:
+    def namespace(self, host: str) -> str:
+        """As `ip netns` knows it."""
         return f"{self._prefix}-{host}"
 
 
@@ -118,4 +165,8 @@ def lab(networks: Sequence[str]) -> Iterator[Lab]:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+    _run(["ip", *arguments])
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
