@@ -1,7 +1,7 @@
 """Containers without an engine: network namespaces on the networks of a compose file, and processes of nobody in them.
 
-Needs root and iproute2. A bridge for each network is in a namespace of its own, so nothing of the machine's network is
-touched; names are resolved by a hosts file that `ip netns exec` mounts.
+Needs root and iproute2. Each network is a namespace of its own that passes packets between its hosts and to nobody
+else; nothing of the machine's own network is touched. Names are resolved by a hosts file that `ip netns exec` mounts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def available() -> bool:
     name = f"mn{os.getpid()}-probe"
     if subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode:
         return False
-    bridge = ["ip", "-n", name, "link", "add", "br", "type", "bridge"]
-    works = subprocess.run(bridge, check=False, capture_output=True).returncode == 0
+    pair = ["ip", "-n", name, "link", "add", "v0", "type", "veth", "peer", "name", "v1"]
+    works = subprocess.run(pair, check=False, capture_output=True).returncode == 0
     subprocess.run(["ip", "netns", "del", name], check=True)
     return works
 
@@ -43,14 +43,12 @@ class Lab:
         self._subnets = {network: f"10.213.{number}" for number, network in enumerate(networks, 1)}
         self._numbers = itertools.count(2)
         self._addresses: dict[str, dict[str, str]] = {}
-        self._switch = f"{self._prefix}-switch"
 
     def start(self) -> None:
-        """Make a bridge for each network."""
-        _ip("netns", "add", self._switch)
-        for number in range(1, len(self._subnets) + 1):
-            _ip("-n", self._switch, "link", "add", f"br{number}", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", f"br{number}", "up")
+        """Make the networks."""
+        for network in self._subnets:
+            _ip("netns", "add", self._namespace(network))
+            _ip("netns", "exec", self._namespace(network), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
 
     def add(self, host: str, networks: Sequence[str]) -> None:
         """A namespace on some of the networks."""
@@ -59,13 +57,16 @@ class Lab:
         _ip("-n", name, "link", "set", "lo", "up")
         self._addresses[host] = {}
         for index, network in enumerate(networks):
-            bridge = f"br{list(self._subnets).index(network) + 1}"
-            inside, outside = f"eth{index}", f"v{number}x{index}"
-            _ip("-n", name, "link", "add", inside, "type", "veth", "peer", "name", outside, "netns", self._switch)
-            _ip("-n", self._switch, "link", "set", outside, "master", bridge, "up")
-            address = f"{self._subnets[network]}.{number}"
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", inside)
+            switch, subnet = self._namespace(network), self._subnets[network]
+            inside, outside, address = f"eth{index}", f"v{number}", f"{subnet}.{number}"
+            _ip("-n", name, "link", "add", inside, "type", "veth", "peer", "name", outside, "netns", switch)
+            _ip("-n", switch, "addr", "add", f"{subnet}.1/32", "dev", outside)
+            _ip("-n", switch, "link", "set", outside, "up")
+            _ip("-n", switch, "route", "add", address, "dev", outside)
+            _ip("-n", name, "addr", "add", f"{address}/32", "dev", inside)
             _ip("-n", name, "link", "set", inside, "up")
+            _ip("-n", name, "route", "add", f"{subnet}.1", "dev", inside)
+            _ip("-n", name, "route", "add", f"{subnet}.0/24", "via", f"{subnet}.1", "src", address)
             self._addresses[host][network] = address
 
     def write_hosts(self) -> None:
@@ -98,7 +99,8 @@ class Lab:
         for host in self._addresses:
             _ip("netns", "del", self._namespace(host))
             shutil.rmtree(Path("/etc/netns") / self._namespace(host), ignore_errors=True)
-        _ip("netns", "del", self._switch)
+        for network in self._subnets:
+            _ip("netns", "del", self._namespace(network))
         with contextlib.suppress(OSError):
             Path("/etc/netns").rmdir()  # unless others use it
 
