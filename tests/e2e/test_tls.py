@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from litestar import Litestar
 
+from gateway.joins import Joins
+from gateway.link_listener import LinkListener
+from gateway.mesh import Mesh
+from gateway.server import create_server, listen
+from shared.clock import SystemClock
 from shared.errors import HandshakeRefused, LinkClosed, MeshError
 from shared.handshake import VERSIONS
+from shared.layers import LayerRange
 from shared.mesh_access import MeshAccess
 from shared.mesh_tokens import MeshTokens
-from shared.messages import Hello
+from shared.messages import Hello, NodeInfo
 from shared.tls import create_dial_context, create_listen_context
 from tests.conftest import TinyModels
 from tests.support.api_server import running_api
 from tests.support.certificates import Authority, Identity
 from tests.support.fake_node import running_fake_node
 
+NODE = NodeInfo(node="n", model="m", layers=LayerRange(0, 2), num_layers=2)
 HELLO = Hello(versions=VERSIONS, role="gateway", peer="g")
 
 
@@ -116,6 +125,34 @@ async def test_a_certificate_is_demanded_of_links_alone(authority: Authority, st
         async with httpx.AsyncClient(verify=create_dial_context(authority.cert, None, None)) as client:
             probe = await client.get(secure(node.url).replace("wss://", "https://") + "/readyz")
         assert probe.json()["state"] == "ready"
+
+
+async def test_nodes_that_join_over_tls_show_a_certificate(authority: Authority, stranger: Authority, server: Identity):
+    """On the API's port: without one, or with a stranger's, no link comes of it; with one and the token it does."""
+    access = listening(server, authority.cert)
+    hello = Hello(versions=VERSIONS, role="node", peer="n", node=NODE)
+    mesh, clock = Mesh(), SystemClock()
+    joins = Joins(mesh, gateway_id="g", model="m", access=access, clock=clock)
+    links, socket = LinkListener(joins, clock=clock), listen("127.0.0.1", 0)
+    app = Litestar([], openapi_config=None)
+    gateway = create_server(app, drain_s=1, links=links, context=access.listen_context)
+    serving = asyncio.create_task(gateway.serve(sockets=[socket]))
+    url = f"wss://127.0.0.1:{socket.getsockname()[1]}/mesh"
+    try:
+        link = await dialling(authority.cert, authority.sign("n")).dial(url, hello)
+        assert link.peer == "g"
+        await link.close()
+        with pytest.raises(HandshakeRefused) as caught:
+            await dialling(authority.cert).dial(url, hello)
+        assert caught.value.code == "certificate_required"
+        with pytest.raises(LinkClosed):
+            await dialling(authority.cert, stranger.sign("n")).dial(url, hello)
+        with pytest.raises(HandshakeRefused, match="the mesh token is missing or wrong"):
+            await dialling(authority.cert, authority.sign("n"), token="older").dial(url, hello)
+    finally:
+        await links.close()
+        gateway.should_exit = True
+        await serving
 
 
 @pytest.fixture(scope="module")

@@ -204,14 +204,9 @@ def running_fleet(
         for index, node_port in enumerate(ports):
             command += ["--node", (node_urls or {}).get(index, f"ws://127.0.0.1:{node_port}")]
         gateway = ManagedProcess("gateway", [*command, *gateway_args], folder / "gateway.log", child_env())
-<<<<<<< HEAD
         tls = ssl.create_default_context(cafile=ca) if ca else True
         fleet = Fleet(f"http{'s' if ca else ''}://127.0.0.1:{port}", gateway, nodes, tls)
-        fleet.wait_ready()
-=======
-        fleet = Fleet(f"http://127.0.0.1:{port}", gateway, nodes)
         fleet.wait_ready(start_timeout_s)
->>>>>>> d9924be (What each failure does, in a table; a benchmark that kills nodes under streams)
         yield fleet
     finally:
         processes = [*([gateway] if gateway else []), *nodes]

@@ -1,7 +1,7 @@
 """Containers without an engine: network namespaces on the networks of a compose file, and processes of nobody in them.
 
-Needs root and iproute2. A bridge for each network is in a namespace of its own, so nothing of the machine's network is
-touched; names are resolved by a hosts file that `ip netns exec` mounts.
+Needs root and iproute2. Each network is a namespace of its own that passes packets between its hosts and to nobody
+else; nothing of the machine's own network is touched. Names are resolved by a hosts file that `ip netns exec` mounts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 UID = 10001
@@ -25,8 +26,8 @@ def available() -> bool:
     name = f"mn{os.getpid()}-probe"
     if subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode:
         return False
-    bridge = ["ip", "-n", name, "link", "add", "br", "type", "bridge"]
-    works = subprocess.run(bridge, check=False, capture_output=True).returncode == 0
+    pair = ["ip", "-n", name, "link", "add", "v0", "type", "veth", "peer", "name", "v1"]
+    works = subprocess.run(pair, check=False, capture_output=True).returncode == 0
     subprocess.run(["ip", "netns", "del", name], check=True)
     return works
 
@@ -44,6 +45,24 @@ def translates_addresses() -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Cable:
+    """The far end of a host's cable: an interface in another namespace, which leads to the host's address."""
+
+    namespace: str
+    interface: str
+    address: str
+
+    def unplug(self) -> None:
+        """The host is not told, nor is anybody who talks to it."""
+        _ip("-n", self.namespace, "link", "set", self.interface, "down")
+
+    def plug_in(self) -> None:
+        """What goes to the host goes this way."""
+        _ip("-n", self.namespace, "link", "set", self.interface, "up")
+        _ip("-n", self.namespace, "route", "replace", self.address, "dev", self.interface)
+
+
 class Lab:
     """Networks and the namespaces on them. Made by `lab`.
 
@@ -56,52 +75,52 @@ class Lab:
         self._subnets = {network: f"10.213.{number}" for number, network in enumerate(networks, 1)}
         self._numbers = itertools.count(2)
         self._addresses: dict[str, dict[str, str]] = {}
-        self._switch = f"{self._prefix}-switch"
-        self._cables: dict[str, list[tuple[str, str]]] = {}
+        self._cables: dict[str, list[Cable]] = {}
 
     def start(self) -> None:
-        """Make a bridge for each network."""
-        _ip("netns", "add", self._switch)
-        for number in range(1, len(self._subnets) + 1):
-            _ip("-n", self._switch, "link", "add", f"br{number}", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", f"br{number}", "up")
+        """Make the networks."""
+        for network in self._subnets:
+            _ip("netns", "add", self.namespace(network))
+            _ip("netns", "exec", self.namespace(network), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
 
     def add(self, host: str, networks: Sequence[str]) -> None:
         """A namespace on some of the networks."""
         name, number = self._make(host), next(self._numbers)
         for index, network in enumerate(networks):
-            bridge = f"br{list(self._subnets).index(network) + 1}"
-            inside, outside = f"eth{index}", f"v{number}x{index}"
-            _ip("-n", name, "link", "add", inside, "type", "veth", "peer", "name", outside, "netns", self._switch)
-            _ip("-n", self._switch, "link", "set", outside, "master", bridge, "up")
-            address = f"{self._subnets[network]}.{number}"
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", inside)
+            switch, subnet = self.namespace(network), self._subnets[network]
+            inside, outside, address = f"eth{index}", f"v{number}", f"{subnet}.{number}"
+            _ip("-n", name, "link", "add", inside, "type", "veth", "peer", "name", outside, "netns", switch)
+            _ip("-n", switch, "addr", "add", f"{subnet}.1/32", "dev", outside)
+            self._cables[host].append(Cable(switch, outside, address))
+            self._cables[host][-1].plug_in()
+            _ip("-n", name, "addr", "add", f"{address}/32", "dev", inside)
             _ip("-n", name, "link", "set", inside, "up")
+            _ip("-n", name, "route", "add", f"{subnet}.1", "dev", inside)
+            _ip("-n", name, "route", "add", f"{subnet}.0/24", "via", f"{subnet}.1", "src", address)
             self._addresses[host][network] = address
-            self._cables[host].append((self._switch, outside))
 
     def add_hidden(self, host: str, router: str) -> None:
         """A namespace that only reaches its router, which translates its addresses: it can dial, and not be dialled."""
         name, number, way_in = self._make(host), next(self._numbers), self.namespace(router)
-        outside, subnet = f"v{number}x0", f"192.168.{number}"
+        outside, subnet = f"v{number}", f"192.168.{number}"
         _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", outside, "netns", way_in)
         for namespace, interface, address in ((name, "eth0", f"{subnet}.2"), (way_in, outside, f"{subnet}.1")):
             _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
             _ip("-n", namespace, "link", "set", interface, "up")
         _ip("-n", name, "route", "add", "default", "via", f"{subnet}.1")
-        _run(self.inside(router, ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]))
+        _run(self.inside(router, ["sysctl", "-q", "-w", "net.ipv4.ip_forward=1"]))
         _run(self.inside(router, ["iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "eth0", "-j", "MASQUERADE"]))
-        self._cables[host].append((way_in, outside))
+        self._cables[host].append(Cable(way_in, outside, f"{subnet}.2"))
 
     def unplug(self, host: str) -> None:
         """Take its cables out at their other end: what is sent vanishes, and no connection is told."""
-        for namespace, interface in self._cables[host]:
-            _ip("-n", namespace, "link", "set", interface, "down")
+        for cable in self._cables[host]:
+            cable.unplug()
 
     def plug_in(self, host: str) -> None:
         """Put its cables back."""
-        for namespace, interface in self._cables[host]:
-            _ip("-n", namespace, "link", "set", interface, "up")
+        for cable in self._cables[host]:
+            cable.plug_in()
 
     def inside(self, host: str, command: Sequence[str]) -> list[str]:
         """What runs a command there as whoever we are."""
@@ -144,7 +163,8 @@ class Lab:
         for host in self._addresses:
             _ip("netns", "del", self.namespace(host))
             shutil.rmtree(Path("/etc/netns") / self.namespace(host), ignore_errors=True)
-        _ip("netns", "del", self._switch)
+        for network in self._subnets:
+            _ip("netns", "del", self.namespace(network))
         with contextlib.suppress(OSError):
             Path("/etc/netns").rmdir()  # unless others use it
 
