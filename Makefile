@@ -31,11 +31,11 @@ TEST_WORKERS ?= 2
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
   $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
 
-.PHONY: help up demo recording pull test check conformance oldest lint format docs models bench sim clean
+.PHONY: help up demo recording pull test check conformance oldest lint format docs models bench bench-recovery sim clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= THREADS= DTYPE= DEVICE=
 	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet up --exit-with-parent $(UP_FLAGS)
@@ -83,6 +83,9 @@ models: $(DEV_STAMP) ## Try every architecture of transformers, and write docs/m
 
 bench: $(DEV_STAMP) ## Measure, and write benchmarks/results.
 	$(VENV)/bin/python -m benchmarks
+
+bench-recovery: $(DEV_STAMP) ## Kill nodes under streams, and write benchmarks/results/recovery.json: KILLS=200
+	$(VENV)/bin/python -m benchmarks.recovery --kills $(or $(KILLS),200)
 
 sim: $(DEV_STAMP) ## Play random faults over the gateway's core on all cores: SCHEDULES=50000
 	$(VENV)/bin/python -m tests.simulation --count $(or $(SCHEDULES),50000)

@@ -95,8 +95,21 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
         except HopFailed as failed:
             failure = failed
         else:
-            generation.figures.recovering_s += generation.clock.monotonic() - started_at
+            _note_recovery(generation, index, generation.clock.monotonic() - started_at)
             return answered
+
+
+def _note_recovery(generation: Generation, index: int, took_s: float) -> None:
+    session = generation.session
+    generation.figures.recovering_s += took_s
+    log.info(
+        "hop.recovered",
+        session=session.id,
+        node=session.hops[index].node,
+        hop=index,
+        epoch=session.epoch,
+        recovering_ms=round(took_s * 1000, 1),
+    )
 
 
 async def replay(generation: Generation, index: int) -> Answered:

@@ -174,6 +174,7 @@ def running_fleet(
     node_urls: dict[int, str] | None = None,
     node_ports: Sequence[int] | None = None,
     ca: Path | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Fleet]:
     """Start a fleet, wait for its route, and end it.
 
@@ -187,6 +188,7 @@ def running_fleet(
         node_urls: Where the gateway dials a node, when not the node itself (a proxy between them).
         node_ports: Where the nodes listen, when the caller must know before.
         ca: Who has signed the gateway's certificate, when `gateway_args` give it one.
+        start_timeout_s: How long the route may take.
     """
     ports = node_ports or [free_port() for _ in cuts]
     port = free_port()
@@ -205,7 +207,7 @@ def running_fleet(
         gateway = ManagedProcess("gateway", [*command, *gateway_args], folder / "gateway.log", child_env())
         tls = ssl.create_default_context(cafile=ca) if ca else True
         fleet = Fleet(f"http{'s' if ca else ''}://127.0.0.1:{port}", gateway, nodes, tls)
-        fleet.wait_ready()
+        fleet.wait_ready(start_timeout_s)
         yield fleet
     finally:
         processes = [*([gateway] if gateway else []), *nodes]

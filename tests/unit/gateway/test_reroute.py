@@ -255,7 +255,7 @@ async def test_a_node_that_stays_after_all_is_not_left() -> None:
         node.tell(Drain())
         await mesh.until(lambda: mesh.mesh.is_leaving(node.node_id))
         node.state = "ready"
-        await mesh.until(lambda: mesh.view.ready())
+        await mesh.until(mesh.view.ready)
         assert not mesh.mesh.is_leaving(node.node_id)
         assert await mesh.drive(mesh.generate()) == expected()
         assert mesh.generator.totals.reroutes == 0
