@@ -188,6 +188,7 @@ def running_fleet(
         node_urls: Where the gateway dials a node, when not the node itself (a proxy between them).
         node_ports: Where the nodes listen, when the caller must know before.
         ca: Who has signed the gateway's certificate, when `gateway_args` give it one.
+        start_timeout_s: How long the route may take.
     """
     ports = node_ports or [free_port() for _ in cuts]
     port = free_port()
