@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gateway.model_files import ModelFiles
+from shard.held_range import Loading
 from shard.load import load_runner
 from shard.loader import load_stage, plan_range
 from shard.range_files import resolve_range
@@ -37,6 +38,19 @@ THREE = (LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, NUM_LAYERS))
 MIDDLE = LayerRange(2, 4)
 TOKEN = "mesh-secret"
 URL = f"/org/tiny/resolve/{COMMIT}/model.safetensors"
+SETTINGS = NodeSettings(
+    model="org/tiny",
+    layers=MIDDLE,
+    listen=Address("127.0.0.1", 0),
+    node_id="n",
+    device="cpu",
+    dtype="float32",
+    threads=1,
+    access=MeshAccess(),
+    insecure=False,
+    kv=KvLimits(),
+    drain_s=0.0,
+)
 LAYOUTS = {
     "mixtral": "block_sparse_moe.experts.1.w1",  # experts one by one, under other names than the model's
     "qwen3_moe": "mlp.experts.1.gate_proj",  # experts one by one
@@ -54,6 +68,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with running_hub(FakeHub()) as running:
         use_hub(running.url, tmp_path / "hf", monkeypatch)
         yield running
+
+
+def loading(seen: list[tuple[int, int]]) -> Loading:
+    """A load that is wanted and has room; what it reports is seen."""
+    return Loading(
+        progress=lambda done, total: seen.append((done, total)),
+        cancelled=lambda: False,
+        make_room=lambda *_: None,
+    )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -85,7 +108,8 @@ def test_fetched_ranges_have_the_weights_of_the_whole(hub: FakeHub, tmp_path: Pa
     assert any(LAYOUTS[model_type] in name for name in names)
     token_ids = torch.randint(3, VOCAB_SIZE, (1, sum(STEPS)), generator=torch.Generator().manual_seed(7))
     mesh = CutModel(stages, cached=True)
-    ours, theirs = [mesh.step(token_ids, new_len) for new_len in STEPS], reference(whole, token_ids, STEPS, cached=True)
+    ours = [mesh.step(token_ids, new_len) for new_len in STEPS]
+    theirs = reference(whole, token_ids, STEPS, cached=True)
     assert max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) <= TOLERANCE
 
 
@@ -94,13 +118,9 @@ def test_a_node_fetches_its_range_when_it_loads(hub: FakeHub, tiny_model: TinyMo
     hub.files["org/tiny"] = files_of(tiny_model("llama"))
     outline = resolve_outline("org/tiny", cache_dir=tmp_path)
     assert outline.absent is not None
-    settings = NodeSettings(
-        model="org/tiny", layers=MIDDLE, listen=Address("127.0.0.1", 0), node_id="n", device="cpu", dtype="float32",
-        threads=1, access=MeshAccess(), insecure=False, kv=KvLimits(), drain_s=0.0,
-    )  # fmt: skip
     seen: list[tuple[int, int]] = []
     missing_before = outline.absent.missing_bytes(spans_of(outline, MIDDLE))
-    runner = load_runner(settings, outline, lambda done, total: seen.append((done, total)))
+    runner = load_runner(SETTINGS, outline, MIDDLE, loading(seen))
     assert runner.layers == MIDDLE
     assert missing_before > 0
     assert outline.absent.missing_bytes(spans_of(outline, MIDDLE)) == 0
@@ -119,12 +139,8 @@ def test_a_load_that_cannot_fetch_fails_as_a_load(hub: FakeHub, tiny_model: Tiny
     hub.files["org/tiny"] = files_of(tiny_model("llama"))
     outline = resolve_outline("org/tiny", cache_dir=tmp_path)
     hub.failing[URL] = [404] * 100
-    settings = NodeSettings(
-        model="org/tiny", layers=MIDDLE, listen=Address("127.0.0.1", 0), node_id="n", device="cpu", dtype="float32",
-        threads=1, access=MeshAccess(), insecure=False, kv=KvLimits(), drain_s=0.0,
-    )  # fmt: skip
     with pytest.raises(LoadFailed, match="not there any more"):
-        load_runner(settings, outline, lambda *_: None)
+        load_runner(SETTINGS, outline, MIDDLE, loading([]))
 
 
 def test_holes_are_never_taken_for_weights(hub: FakeHub, tiny_model: TinyModels, tmp_path: Path):
