@@ -29,7 +29,8 @@ TEST_WORKERS ?= 2
 
 # make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
-  $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(DEVICE),--device '$(DEVICE)')
+  $(if $(THREADS),--threads '$(THREADS)') $(if $(DTYPE),--dtype '$(DTYPE)') $(if $(QUANTIZE),--quantize '$(QUANTIZE)') \
+  $(if $(DEVICE),--device '$(DEVICE)')
 
 .PHONY: help up demo recording pull test check conformance oldest lint format docs models bench bench-recovery sim clean
 .DEFAULT_GOAL := help
@@ -37,7 +38,7 @@ UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
-up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= THREADS= DTYPE= DEVICE=
+up: $(RUN_STAMP) ## Serve the default chat model here: NODES=2 PORT=8000 MODEL= THREADS= DTYPE= QUANTIZE= DEVICE=
 	@exec env MESHNET_PARENT_PID=$$PPID $(VENV)/bin/meshnet up --exit-with-parent $(UP_FLAGS)
 
 demo: $(RUN_STAMP) ## Kill a node in mid-answer, here, and watch the answer go on.

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.record import write
 from tests.support.default_model import default_model_folder
 
-NAMES = ("decode", "context", "hop", "memory", "sampling", "gateway")
+NAMES = ("stage", "decode", "context", "hop", "memory", "sampling", "gateway")
 
 
 def main() -> None:

@@ -168,13 +168,14 @@ def _state(link: NodeLink, *, is_used: bool) -> str:
 
 def _info_figures(info: NodeInfo | None) -> dict[str, Any]:
     if info is None:
-        return {"id": None, "pid": None, "layers": None, "device": None, "dtype": None}
+        return {"id": None, "pid": None, "layers": None, "device": None, "dtype": None, "quantize": None}
     return {
         "id": info.node,
         "pid": info.pid,
         "layers": [info.layers.start, info.layers.end],
         "device": info.device,
         "dtype": info.dtype,
+        "quantize": info.quantize,
         "model": info.model,
         "model_name": info.model_name,
         "kv_cache": info.kv_cache,

@@ -56,19 +56,19 @@ def find_route(
 
 
 def replicas(
-    nodes: Iterable[NodeInfo], layers: LayerRange, *, model: str, dtype: str, needs: Needs = ANY
+    nodes: Iterable[NodeInfo], layers: LayerRange, *, model: str, precision: str, needs: Needs = ANY
 ) -> list[NodeInfo]:
-    """Ready nodes that hold exactly this range of this model, compute it in this element type, and can what is asked.
+    """Ready nodes that hold exactly this range of this model, compute it in this precision, and can what is asked.
 
-    Another element type rounds differently: an answer that moved there in its middle could go on with other
-    tokens than it would have had.
+    Another element type or quantization rounds differently: an answer that moved there in its middle could go on with
+    other tokens than it would have had.
     """
     return [
         node
         for node in nodes
         if node.layers == layers
         and node.model == model
-        and node.dtype == dtype
+        and node.precision == precision
         and node.state == "ready"
         and needs.are_met_by(node)
     ]

@@ -76,9 +76,9 @@ def reroute(generation: Generation, index: int) -> None:
 
 
 def _rounds_alike(node: NodeInfo, hops: list[HopState]) -> bool:
-    """Whether a node computes its layers in the element type in which they have been computed so far."""
+    """Whether a node computes its layers in the precision in which they have been computed so far."""
     return all(
-        hop.dtype == node.dtype
+        hop.precision == node.precision
         for hop in hops
         if hop.layers.start < node.layers.end and node.layers.start < hop.layers.end
     )

@@ -41,7 +41,7 @@ class HopState:
     Args:
         node: Id of the node that serves it now.
         layers: The range it covers; never changes. A session that is cut otherwise gets other hops.
-        dtype: Element type in which it is computed; never changes.
+        precision: In which it is computed, as `NodeInfo.precision`; never changes.
         journal: What has entered it.
         mode: Whether its node keeps the session.
         held_len: Positions that its node has confirmed to hold.
@@ -50,7 +50,7 @@ class HopState:
 
     node: str
     layers: LayerRange
-    dtype: str
+    precision: str
     journal: HopInputs
     mode: Mode = "cached"
     held_len: int = 0
@@ -250,7 +250,7 @@ def create_session(
 def create_hops(ids: array[int], nodes: Sequence[NodeInfo], journal: Journal) -> list[HopState]:
     """The hops over these nodes in order, none of which holds anything yet; the first is fed with `ids`."""
     inputs: list[HopInputs] = [IdInputs(ids), *(journal.open() for _ in nodes[1:])]
-    hops = [HopState(node.node, node.layers, node.dtype, held) for node, held in zip(nodes, inputs, strict=True)]
+    hops = [HopState(node.node, node.layers, node.precision, held) for node, held in zip(nodes, inputs, strict=True)]
     for hop, node in zip(hops, nodes, strict=True):
         hop.place(node)
     return hops

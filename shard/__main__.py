@@ -206,7 +206,7 @@ def create_loader(start: Start) -> LoadRange:
             folder = start.fixed[1]
         else:
             folder = find_weights(assignment, loading, settings=start.settings, cache=start.cache)
-        return load_runner(start.settings, folder, assignment.layers, loading)
+        return load_runner(start.settings, folder, assignment.layers, loading, cache_dir=start.cache)
 
     return load
 

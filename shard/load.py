@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
@@ -23,7 +24,9 @@ from shared.models.progress import Progress
 from shared.models.tensors import TensorEntry
 
 
-def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange, loading: Loading) -> StageRunner:
+def load_runner(
+    settings: NodeSettings, folder: ModelFolder, layers: LayerRange, loading: Loading, *, cache_dir: Path
+) -> StageRunner:
     """Load a range, fetching what the folder lacks. Call it on the thread that will compute.
 
     Args:
@@ -31,6 +34,7 @@ def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange,
         folder: The model's.
         layers: The range.
         loading: Told bytes done of bytes in all, first of what is fetched, then of what is read.
+        cache_dir: The cache folder, where measurements of this machine are kept.
 
     Raises:
         LoadFailed: The range cannot be fetched or loaded, or would not fit.
@@ -62,8 +66,13 @@ def load_runner(settings: NodeSettings, folder: ModelFolder, layers: LayerRange,
         layers,
         device=settings.device,
         dtype=settings.dtype,
+<<<<<<< HEAD
         check_memory=check_memory,
         code_dir=find_code(folder) if settings.trust_remote_code else None,
+=======
+        quantize=settings.quantize,
+        cache_dir=cache_dir,
+>>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
         fetch=fetch,
         progress=loading.progress,
         before_reading=lambda weight_bytes, device: loading.make_room(weight_bytes, lambda: measure_room(device)),

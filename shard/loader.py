@@ -19,7 +19,8 @@ from shard.attention import choose_attention
 from shard.device import choose_device, choose_dtype
 from shard.head import watch_head
 from shard.layer_flow import LayerFlow, follow_layers
-from shard.linear import can_pack, pack_linears, packable_weights
+from shard.linear.choice import choose_kernels
+from shard.linear.packing import Packing, pack_model, packable_embedding, packable_weights, plan_packing
 from shard.model_kind import ModelKind, read_kind
 from shard.model_outline import ModelOutline, select_names
 from shard.probe import probe_stage
@@ -30,6 +31,7 @@ from shard.window import PassState, describe_model, open_window, watch_layers, w
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
 from shared.models.tensors import TensorEntry
+from shared.options import QUANTIZE_NONE
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +51,7 @@ class RangePlan:
         layers: The range.
         entries: The tensors that will be read, by the names of the parameters they become.
         linears: Names of the weights that only linear layers use.
+        table: Name of the input embedding's weight, where nothing else uses it.
     """
 
     config: PreTrainedConfig
@@ -58,6 +61,7 @@ class RangePlan:
     layers: LayerRange
     entries: dict[str, TensorEntry]
     linears: frozenset[str]
+    table: str | None
 
     def weight_bytes(self, dtype: torch.dtype | None = None) -> int:
         """Bytes the range takes in memory; without a dtype, in the file."""
@@ -86,7 +90,8 @@ def plan_range(model_dir: Path, layers: LayerRange, code_dir: Path | None = None
     entries = {load_as[entry.name]: entry for entry in locate(model_dir, load_as, files)}
     with torch.device("meta"):
         open_window(model, outline, layers, PassState())
-    return RangePlan(kind.config, kind.model_class, outline, flow, layers, entries, packable_weights(model, outline))
+    linears, table = packable_weights(model, outline), packable_embedding(model, outline)
+    return RangePlan(kind.config, kind.model_class, outline, flow, layers, entries, linears, table)
 
 
 def read_refused_cuts(model_dir: Path) -> Mapping[int, str]:
@@ -129,6 +134,8 @@ def load_stage(
     dtype: str = "auto",
     code_dir: Path | None = None,
     fetch: Callable[[Iterable[TensorEntry]], None] | None = None,
+    quantize: str = QUANTIZE_NONE,
+    cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     before_reading: Callable[[int, torch.device], None] | None = None,
     check_memory: Callable[[torch.device, str], None] | None = None,
@@ -142,6 +149,8 @@ def load_stage(
         dtype: ``auto`` or a key of `shard.device.DTYPES`.
         code_dir: Where the model's own code may be run from; None runs none.
         fetch: Called with the range's tensors before they are read, to fetch those that the folder lacks.
+        quantize: ``none``, ``int8`` or ``int4``: how weights are held.
+        cache_dir: Where it is kept which kernel is the fastest here; None measures anew.
         progress: Called with (bytes read, bytes in all) from whichever thread reads.
         check_memory: Called first, with the device and the element type's name; raises `LoadFailed` where the range
             would not fit.
@@ -160,15 +169,23 @@ def load_stage(
     if fetch is not None:
         fetch(plan.entries.values())
     require_present(model_dir, plan.entries.values())
+<<<<<<< HEAD
     weight_bytes = plan.weight_bytes(kind.dtype)
+=======
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
+    choice = choose_kernels(quantize, where.device, kind.dtype, cache_dir)
+    packing = plan_packing(choice, plan.linears, plan.outline, plan.table)
+>>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
     if before_reading is not None:
-        before_reading(weight_bytes, where.device)
+        before_reading(plan.weight_bytes(kind.dtype) - packing.saves_bytes(plan.entries, kind.dtype), where.device)
     state = PassState(plan.flow.tuple_len)
     with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
-        model = _load_model(plan, state, reader, device=where.device, dtype=kind.dtype)
+        model, saved_bytes = _load_model(plan, packing, state, reader, device=where.device, dtype=kind.dtype)
     watch_layers(model, plan.outline, layers, state)
     if plan.outline.is_last(layers):
         watch_head(model, plan.outline, state)
+    weight_bytes = plan.weight_bytes(kind.dtype) - saved_bytes
     stage = Stage(
         model,
         plan.outline,
@@ -178,6 +195,7 @@ def load_stage(
         device=where.device,
         dtype=kind.dtype,
         weight_bytes=weight_bytes,
+        quantize=quantize,
     )
     probe_stage(stage)
     log.info(
@@ -187,6 +205,9 @@ def load_stage(
         device_reason=where.reason,
         dtype=str(kind.dtype).removeprefix("torch."),
         dtype_reason=kind.reason,
+        quantize=quantize,
+        kernel=choice.name,
+        kernel_reason=choice.reason,
         weight_bytes=weight_bytes,
     )
     return stage
@@ -203,12 +224,20 @@ class _LazyTensor:
 
 
 def _load_model(
-    plan: RangePlan, state: PassState, reader: WeightReader, *, device: torch.device, dtype: torch.dtype
-) -> PreTrainedModel:
+    plan: RangePlan,
+    packing: Packing,
+    state: PassState,
+    reader: WeightReader,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[PreTrainedModel, int]:
     windowed: Any = windowed_class(plan.model_class, plan.outline, plan.layers, state)
     # Models may keep some modules in float32: then transformers itself converts, tensor by tensor.
     keeps_float32 = bool(windowed._keep_in_fp32_modules or windowed._keep_in_fp32_modules_strict)  # noqa: SLF001
-    packed = plan.linears if can_pack(device, dtype) and not keeps_float32 else frozenset[str]()
+    if keeps_float32:
+        packing = Packing(packing.choice)
+    packed = packing.names
     tensors = {
         name: torch.zeros((), dtype=dtype).expand(entry.shape)  # takes no memory; read when it is packed
         if name in packed
@@ -227,14 +256,14 @@ def _load_model(
             local_files_only=True,
         )
         _check_complete(info)
-        pack_linears(model, packed, lambda name: _read_plain(model, name, plan, reader, dtype))
+        saved_bytes = pack_model(model, packing, lambda name: _read_plain(model, name, plan, reader, dtype))
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadFailed("out_of_memory", f"layer range {plan.layers} does not fit into memory") from error
     except (RuntimeError, ValueError) as error:
         if reader.failure is not None:
             raise reader.failure from error
         raise LoadFailed("weights_mismatch", f"the weights do not fit the config: {error}") from error
-    return cast(PreTrainedModel, model)
+    return cast(PreTrainedModel, model), saved_bytes
 
 
 def _read_plain(

@@ -92,7 +92,7 @@ def remembered_figures(
 def _measure(settings: NodeSettings) -> MachineFigures:
     from shard.measure_machine import measure_machine  # noqa: PLC0415 - torch takes seconds to import
 
-    return measure_machine(settings.device, settings.dtype, settings.threads)
+    return measure_machine(settings.device, settings.dtype, settings.threads, settings.quantize)
 
 
 def _default_memory_bytes(figures: MachineFigures) -> int:
@@ -115,6 +115,7 @@ def _key(settings: NodeSettings, environ: Mapping[str, str]) -> str:
         importlib.metadata.version("torch"),
         settings.device,
         settings.dtype,
+        settings.quantize,
         settings.threads,
         _GPU_DEVICES.exists(),
         environ.get("CUDA_VISIBLE_DEVICES", ""),

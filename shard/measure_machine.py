@@ -2,13 +2,14 @@
 
 A decode step multiplies one row by every matrix of the range, so it takes as long as reading them; a long prefill
 step takes as long as the arithmetic. Both are tried here on a chain of the linear layers that a stage would use
-(`shard.linear`), larger together than the processor's caches, with the node's device, element type and threads.
+(`shard.linear`), quantized or not, larger together than the processor's caches, with the node's device, element
+type and threads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -16,8 +17,13 @@ from torch import nn
 
 from shard import load as _loading  # noqa: F401 - what a node imports to load a range counts as its runtime
 from shard.device import DTYPES, choose_device
+<<<<<<< HEAD
 from shard.linear import PackedLinear, can_pack
 from shard.machine import resident_bytes
+=======
+from shard.linear.choice import choose_kernels
+from shard.linear.packed import PackedLinear, pack
+>>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
 from shard.machine_info import MachineFigures
 
 CHAIN_BYTES = 256 * 1024 * 1024
@@ -38,33 +44,40 @@ RUNTIME_CUDA_BYTES = 256 * 1024 * 1024
 """What kernels' workspaces take of a GPU's memory; its context is not free memory in the first place."""
 
 
-def measure_machine(device: str, dtype: str, threads: int) -> MachineFigures:
+def measure_machine(device: str, dtype: str, threads: int, quantize: str) -> MachineFigures:
     """Measure. Call it on a thread of its own: its operators keep the number of threads.
 
     Args:
         device: As the node's setting.
         dtype: As the node's setting; ``auto`` measures bfloat16, which nearly all checkpoints are stored in.
         threads: As the node's setting.
+        quantize: As the node's setting. Bytes count as if weights were plain, as they do where layers are placed.
 
     Raises:
-        LoadFailed: `device_unavailable`.
+        LoadFailed: `device_unavailable`, `quantize_unsupported`.
     """
     torch.set_num_threads(threads)
     where = choose_device(device).device
     kind = DTYPES["bfloat16" if dtype == "auto" else dtype]
+<<<<<<< HEAD
     process_bytes = resident_bytes()
+=======
+    kernels = choose_kernels(quantize, where, kind).kernels
+    process_bytes = int(psutil.Process().memory_info().rss)
+>>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
     with torch.inference_mode():
         is_cuda = where.type == "cuda"
         decode_bytes_per_s = _measure(
             where,
             kind,
+            kernels,
             rows=1,
             matrix_bytes=MATRIX_BYTES_CUDA if is_cuda else MATRIX_BYTES,
             chain_bytes=CHAIN_BYTES_CUDA if is_cuda else CHAIN_BYTES,
         )
         prefill_bytes = MATRIX_BYTES_CUDA if is_cuda else PREFILL_MATRIX_BYTES
         prefill_bytes_per_s = _measure(
-            where, kind, rows=PREFILL_ROWS, matrix_bytes=prefill_bytes, chain_bytes=prefill_bytes
+            where, kind, kernels, rows=PREFILL_ROWS, matrix_bytes=prefill_bytes, chain_bytes=prefill_bytes
         )
     return MachineFigures(
         device=str(where),
@@ -74,12 +87,20 @@ def measure_machine(device: str, dtype: str, threads: int) -> MachineFigures:
     )
 
 
-def _measure(device: torch.device, dtype: torch.dtype, *, rows: int, matrix_bytes: int, chain_bytes: int) -> float:
+def _measure(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Sequence[type[PackedLinear]],
+    *,
+    rows: int,
+    matrix_bytes: int,
+    chain_bytes: int,
+) -> float:
     """Weight bytes times rows per second, through square layers that keep the size of what passes through."""
     width = int((matrix_bytes / dtype.itemsize) ** 0.5)
     weight = torch.empty((width, width), dtype=dtype, device=device).normal_(std=width**-0.5)
-    packs = can_pack(device, dtype)
-    chain = [PackedLinear(weight, None) if packs else _plain(weight) for _ in range(chain_bytes // matrix_bytes)]
+    count = chain_bytes // matrix_bytes
+    chain = [pack(kernels, weight, None) if kernels else _plain(weight) for _ in range(count)]
     hidden = torch.ones((1, rows, width), dtype=dtype, device=device)
     return len(chain) * weight.nbytes * rows / _time(lambda: _run(chain, hidden), device)
 
@@ -92,7 +113,7 @@ def _plain(weight: torch.Tensor) -> nn.Linear:
     return linear
 
 
-def _run(chain: list[nn.Linear | PackedLinear], hidden: torch.Tensor) -> None:
+def _run(chain: list[nn.Module], hidden: torch.Tensor) -> None:
     for layer in chain:
         hidden = layer(hidden)
 

@@ -23,6 +23,7 @@ from shared.options import (
     log_options,
     option,
     parse_bytes,
+    quantize_option,
 )
 
 _SESSIONS_MAX = 100_000
@@ -93,6 +94,7 @@ _COMPUTE = (
         metavar="DEVICE",
     ),
     dtype_option,
+    quantize_option,
     option(
         "--threads",
         "THREADS",
@@ -169,7 +171,11 @@ def read_settings(options: dict[str, Any]) -> NodeSettings:
         node_id=options["node_id"] or (default_node_id(layers) if layers and not joins else None),
         device=options["device"],
         dtype=options["dtype"],
+<<<<<<< HEAD
         trust_remote_code=options["trust_remote_code"],
+=======
+        quantize=options["quantize"],
+>>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
         threads=options["threads"],
         access=read_mesh_access(options),
         insecure=options["insecure"],

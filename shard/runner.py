@@ -71,7 +71,12 @@ class Runner(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Element type of weights and outputs, a key of `ITEM_BYTES`."""
+        """Element type of outputs, a key of `ITEM_BYTES`, and of weights unless they are quantized."""
+        ...
+
+    @property
+    def quantize(self) -> str:
+        """``none``, ``int8`` or ``int4``: how weights of linear layers are held."""
         ...
 
     @property

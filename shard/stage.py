@@ -61,6 +61,7 @@ class Stage:
         num_layers: Decoder layers of the whole model.
         device: Where it computes.
         dtype: What it computes in, and the element type of its outputs.
+        quantize: How it holds the weights of linear layers: ``none``, ``int8`` or ``int4``.
         config: The model's.
         vocab_size: Token ids are below this.
         end_ids: The model's end of sequence, as its config names it.
@@ -87,6 +88,7 @@ class Stage:
         device: torch.device,
         dtype: torch.dtype,
         weight_bytes: int,
+        quantize: str,
     ) -> None:
         self._model = model
         self._outline = outline
@@ -100,6 +102,7 @@ class Stage:
         self.refused_cuts = flow.refused_cuts
         self._idle_layers = flow.idle_layers
         self.device, self.dtype, self.weight_bytes = device, dtype, weight_bytes
+        self.quantize = quantize
         text_config = self.config.get_text_config(decoder=True)
         self.vocab_size: int = text_config.vocab_size
         self.end_ids = _as_ids(getattr(text_config, "eos_token_id", None))

@@ -63,8 +63,13 @@ class StageRunner:
 
     @property
     def dtype(self) -> str:
-        """Element type of weights and outputs."""
+        """Element type of outputs, and of weights unless they are quantized."""
         return WIRE_NAMES[self._stage.dtype]
+
+    @property
+    def quantize(self) -> str:
+        """How weights of linear layers are held."""
+        return self._stage.quantize
 
     @property
     def supports_kv_cache(self) -> bool:

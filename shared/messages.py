@@ -157,7 +157,8 @@ class NodeInfo(Struct):
         layers: The range it holds.
         num_layers: How many decoder layers the whole model has.
         device: For example ``cpu`` or ``cuda:0``.
-        dtype: Element type of its weights and outputs, a key of `ITEM_BYTES`.
+        dtype: Element type of its outputs, a key of `ITEM_BYTES`, and of its weights unless they are quantized.
+        quantize: ``none``, ``int8`` or ``int4``: how it holds the weights of linear layers.
         state: `ready` when it can serve steps.
         kv_cache: False when caching is off or the model's layers reject a cache.
         token_ids: Whether it can return token ids (true of a last hop with head and sampler).
@@ -181,6 +182,7 @@ class NodeInfo(Struct):
     num_layers: int = required(COUNT)
     device: str = optional(NAME, "cpu")
     dtype: str = optional(NAME, "f32")
+    quantize: str = optional(NAME, "none")
     state: NodeState = optional(one_of(("loading", "ready", "draining", "failed")), "loading")
     kv_cache: bool = optional(BOOL, True)
     token_ids: bool = optional(BOOL, True)
@@ -193,6 +195,11 @@ class NodeInfo(Struct):
     context_len: int = optional(COUNT, 0)
     needs_token_ids: bool = optional(BOOL, False)
     refused_cuts: tuple[int, ...] = optional(COUNTS, ())
+
+    @property
+    def precision(self) -> str:
+        """What decides how it rounds, for example ``bf16`` or ``bf16/int8``."""
+        return self.dtype if self.quantize == "none" else f"{self.dtype}/{self.quantize}"
 
     @property
     def is_first(self) -> bool:

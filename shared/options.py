@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZE_NONE = "none"
+QUANTIZATIONS = (QUANTIZE_NONE, "int8", "int4")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PORT_MAX = 65_535
 THREADS_MAX = 1024
@@ -103,6 +105,14 @@ dtype_option = option(
     "What weights are held and computed in; auto takes the checkpoint's own.",
     default="auto",
     type=click.Choice(DTYPES),
+)
+
+quantize_option = option(
+    "--quantize",
+    "QUANTIZE",
+    "Hold weights in 8 or 4 bits each on a CPU: faster and smaller, less exact (docs/precision.md).",
+    default=QUANTIZE_NONE,
+    type=click.Choice(QUANTIZATIONS),
 )
 
 exit_with_parent_option = option(

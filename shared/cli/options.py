@@ -17,6 +17,7 @@ from shared.options import (
     dtype_option,
     exit_with_parent_option,
     option,
+    quantize_option,
 )
 from shared.planning.fleet import OBJECTIVES
 
@@ -63,6 +64,7 @@ _UP = (
         show_default="the cores divided by the nodes, at least 1",
     ),
     dtype_option,
+    quantize_option,
     option("--device", "DEVICE", "Every node's device: auto, cpu, cuda, cuda:1 or mps.", default="auto"),
     cache_dir_option,
     option("--insecure", "INSECURE", "Serve beyond this machine without API key and mesh token.", is_flag=True),

@@ -26,6 +26,7 @@ class UpSettings:
         port: Its port.
         threads: Compute threads of each node; None divides the machine's cores.
         dtype: As the node's flag.
+        quantize: As the node's flag.
         device: As the node's flag.
         cache_dir: Where models are kept; None is the platform's cache folder.
         log_level: Of every process.
@@ -40,6 +41,7 @@ class UpSettings:
     port: int
     threads: int | None
     dtype: str
+    quantize: str
     device: str
     cache_dir: Path | None
     log_level: str
@@ -103,6 +105,7 @@ def node_command(
         *("--node-id", f"node-{index}"),
         *("--device", settings.device),
         *("--dtype", settings.dtype),
+        *("--quantize", settings.quantize),
         *("--threads", str(threads)),
         *_common_flags(settings),
     ]

@@ -80,4 +80,5 @@ def _keyed(keys: int) -> dict[str, str]:
 
 def _node_line(node: dict[str, Any]) -> str:
     start, end = node["layers"]
-    return f"  {node['id']:<8} layers {start:>3} to {end - 1:<3} {node['device']} {node['dtype']}, pid {node['pid']}"
+    precision = node["dtype"] if node["quantize"] in (None, "none") else f"{node['dtype']}/{node['quantize']}"
+    return f"  {node['id']:<8} layers {start:>3} to {end - 1:<3} {node['device']} {precision}, pid {node['pid']}"

@@ -99,6 +99,7 @@ class FakeRunner:
     context_len: int = 0
     device: str = "cpu"
     dtype: str = "f32"
+    quantize: str = "none"
     before: Callable[[Step], None] = lambda _step: None
     seen: list[Step] = field(default_factory=list)
 

@@ -15,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
-from shard.linear import PackedLinear, can_pack
+from shard.linear.choice import KernelChoice
+from shard.linear.embedding import Int8Embedding
+from shard.linear.floats import HalfFbgemm, OneDnn
+from shard.linear.packed import PackedLinear
 from shard.loader import load_stage, plan_range
-from shard.stage import StageInput
+from shard.stage import Stage, StageInput
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
 from shared.models.spans import Span, merge
@@ -143,22 +146,56 @@ def test_weights_are_converted_to_what_is_asked_for(copy_of: EditConfig, stored:
     assert loaded["device_reason"] == "asked for"
 
 
-@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="needs oneDNN's bfloat16 kernels")
+HALVES = [kernel for kernel in (OneDnn, HalfFbgemm) if kernel.is_available(torch.bfloat16)]
+
+
+@pytest.mark.parametrize("kernel", HALVES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_bfloat16_computes_what_plain_bfloat16_does(
-    tiny_model: TinyModels, kind: str, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModels, kind: str, kernel: type[PackedLinear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same logits but for the order of summation; a head tied across nodes is packed too."""
     items = [StageInput(token_ids=IDS), StageInput(hidden_states=torch.randn(1, 3, 32))]
     ranges = (WHOLE, LayerRange(3, NUM_LAYERS))
-    packed = [load_stage(tiny_model(kind), layers, device="cpu", dtype="bfloat16") for layers in ranges]
-    assert any(isinstance(module, PackedLinear) for module in packed[0]._model.modules())
-    assert isinstance(packed[1]._model.get_output_embeddings(), PackedLinear)
-    monkeypatch.setattr("shard.loader.can_pack", lambda *_: False)
-    plain = [load_stage(tiny_model(kind), layers, device="cpu", dtype="bfloat16") for layers in ranges]
+
+    def load(*kernels: type[PackedLinear]) -> list[Stage]:
+        monkeypatch.setattr("shard.loader.choose_kernels", lambda *_: KernelChoice(kernels, "asked for"))
+        return [load_stage(tiny_model(kind), layers, device="cpu", dtype="bfloat16") for layers in ranges]
+
+    packed, plain = load(kernel), load()
+    assert any(isinstance(module, kernel) for module in packed[0]._model.modules())
+    assert isinstance(packed[1]._model.get_output_embeddings(), kernel)
     for ours, theirs, item in zip(packed, plain, items, strict=True):
         expected = theirs.run(item).float()
         assert float((ours.run(item).float() - expected).abs().max()) <= 0.03 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(("quantize", "allowed"), [("int8", 0.1), ("int4", 0.4)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_stage_is_smaller_and_near_the_plain_one(
+    tiny_model: TinyModels, kind: str, quantize: str, allowed: float
+) -> None:
+    """Also over a cache; the bytes announced before reading are those it takes."""
+    announced: list[int] = []
+    plain = load_stage(tiny_model(kind), LayerRange(0, 3), device="cpu", dtype="float32")
+    stage = load_stage(
+        tiny_model(kind),
+        LayerRange(0, 3),
+        device="cpu",
+        dtype="float32",
+        quantize=quantize,
+        before_reading=lambda weight_bytes, _: announced.append(weight_bytes),
+    )
+    assert stage.quantize == quantize
+    assert isinstance(stage._model.get_input_embeddings(), Int8Embedding)
+    assert stage.weight_bytes < 0.5 * plain.weight_bytes
+    assert announced == [pytest.approx(stage.weight_bytes, rel=0.2)]
+    expected = plain.run(StageInput(token_ids=IDS))
+    cache = stage.new_cache()
+    first = stage.run(StageInput(token_ids=IDS[:, :-1], cache=cache))
+    last = stage.run(StageInput(token_ids=IDS[:, -1:], cache=cache, past_len=cache.length))
+    outputs = torch.cat((first, last), dim=1)
+    assert float((outputs - expected).norm() / expected.norm()) <= allowed
 
 
 def test_progress_covers_all_bytes_of_the_range(tiny_model: TinyModels) -> None:
@@ -208,7 +245,7 @@ def test_custom_code_is_not_run(copy_of: EditConfig) -> None:
 def test_a_quantized_checkpoint_is_refused(copy_of: EditConfig) -> None:
     """Its scales are not weights to convert."""
     folder = copy_of("llama", quantization_config={"quant_method": "fp8"})
-    assert "quantized" in str(fails(folder, "model_unsupported"))
+    assert "stored quantized (fp8), which is not loaded" in str(fails(folder, "model_unsupported"))
 
 
 def test_a_missing_tensor_is_named(copy_of: EditConfig) -> None:
@@ -260,7 +297,12 @@ def test_running_out_of_memory_is_a_typed_failure(tiny_model: TinyModels, monkey
 
 
 @pytest.mark.parametrize(
-    ("choices", "code"), [({"device": "toaster"}, "device_unavailable"), ({"dtype": "int3"}, "dtype_unsupported")]
+    ("choices", "code"),
+    [
+        ({"device": "toaster"}, "device_unavailable"),
+        ({"dtype": "int3"}, "dtype_unsupported"),
+        ({"quantize": "int3"}, "quantize_unsupported"),
+    ],
 )
 def test_impossible_choices_are_refused(tiny_model: TinyModels, choices: dict[str, str], code: str) -> None:
     """Before any weight is read."""

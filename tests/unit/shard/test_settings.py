@@ -67,6 +67,7 @@ def settings(listen: str, token: str | None = None, *, insecure: bool = False) -
         node_id="n",
         device="auto",
         dtype="auto",
+        quantize="none",
         threads=1,
         access=MeshAccess(tokens=MeshTokens([token] if token else [])),
         insecure=insecure,

@@ -38,17 +38,19 @@ SETTINGS = UpSettings(
     port=8000,
     threads=None,
     dtype="auto",
+    quantize="none",
     device="auto",
     cache_dir=None,
     log_level="info",
     log_format="json",
     insecure=False,
 )
+NODE = {"device": "cpu", "dtype": "bf16", "model_name": "qwen"}
 MESH = {
     "num_layers": 24,
     "nodes": [
-        {"id": "node-0", "layers": [0, 12], "device": "cpu", "dtype": "bf16", "pid": 1, "model_name": "qwen"},
-        {"id": "node-1", "layers": [12, 24], "device": "cpu", "dtype": "bf16", "pid": 2, "model_name": "qwen"},
+        NODE | {"id": "node-0", "layers": [0, 12], "quantize": "none", "pid": 1},
+        NODE | {"id": "node-1", "layers": [12, 24], "quantize": "int8", "pid": 2},
     ],
 }
 

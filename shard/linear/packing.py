@@ -1,0 +1,129 @@
+"""Replacing a model's linear layers, and its embedding, by packed ones while the model is loaded.
+
+A matrix is read, packed and let go one at a time, the largest first, so that loading never holds the range twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from shard.linear.choice import KernelChoice
+from shard.linear.embedding import Int8Embedding
+from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8Weight
+from shard.linear.packed import PackedLinear, pack
+from shard.model_outline import ModelOutline
+from shared.models.tensors import TensorEntry
+
+Read = Callable[[str], torch.Tensor]
+
+INT8 = (Int8Fbgemm, Int8OneDnn, Int8Weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which parameters are packed, and how.
+
+    Args:
+        choice: The kernels of linear layers.
+        linears: Names of their weights.
+        embedding: Name of the input embedding's weight, where it becomes int8.
+        head: Name of the head's weight, which int4 leaves in int8.
+    """
+
+    choice: KernelChoice
+    linears: frozenset[str] = frozenset()
+    embedding: str | None = None
+    head: str | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all parameters that it replaces."""
+        return self.linears | ({self.embedding} if self.embedding else frozenset())
+
+    def saves_bytes(self, entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
+        """By about how many bytes the packed parameters will be smaller than in this type."""
+        sizes = {name: entries[name].num_elements for name in self.names if name in entries}
+        return sum(int(size * (dtype.itemsize - self._bytes_per_weight(name))) for name, size in sizes.items())
+
+    def _bytes_per_weight(self, name: str) -> float:
+        return 1 if name == self.embedding else self.kernels_for(name)[0].bytes_per_weight
+
+    def kernels_for(self, name: str) -> tuple[type[PackedLinear], ...]:
+        """Kernels to offer a weight, in order. A head decides between close tokens: four bits are too few for it."""
+        kernels = self.choice.kernels
+        return tuple(kernel for kernel in kernels if kernel in INT8) or kernels if name == self.head else kernels
+
+
+def plan_packing(
+    choice: KernelChoice, linears: frozenset[str], outline: ModelOutline, embedding: str | None
+) -> Packing:
+    """What to replace, of what may be."""
+    if not choice.kernels:
+        return Packing(choice)
+    quantizes = any(kernel in INT8 for kernel in choice.kernels)
+    return Packing(choice, linears, embedding if quantizes else None, outline.head)
+
+
+def packable_weights(model: nn.Module, outline: ModelOutline) -> frozenset[str]:
+    """Names of the weights that only a plain `nn.Linear` uses: not of subclasses, nor a head tied to an embedding.
+
+    Args:
+        model: With the range's stand-ins in place.
+        outline: How it names its parts.
+    """
+    tied = {outline.head} if outline.tied and isinstance(_owner(model, outline.embedding), nn.Embedding) else set()
+    linears = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
+    return frozenset(linears - tied)
+
+
+def packable_embedding(model: nn.Module, outline: ModelOutline) -> str | None:
+    """Name of the input embedding's weight, if it is a plain table that nothing else uses."""
+    owner = _owner(model, outline.embedding)
+    shared = any(outline.embedding in group for group in outline.tied_groups())
+    shared = shared and isinstance(_owner(model, outline.head), nn.Linear)
+    return outline.embedding if type(owner) is nn.Embedding and owner.max_norm is None and not shared else None
+
+
+def pack_model(model: PreTrainedModel, packing: Packing, read: Read) -> int:
+    """Replace the layers that own the named weights, reading each weight as it is needed.
+
+    Returns:
+        By how many bytes the model has become smaller than its plain weights would be.
+    """
+    saved, trim = 0, _heap_trimmer()
+    for name in _largest_first(model, packing.names):
+        weight = read(name)
+        if name == packing.embedding:
+            packed: nn.Module = Int8Embedding(weight)
+        else:
+            bias = _owner(model, name).bias
+            packed = pack(packing.kernels_for(name), weight, bias.detach() if isinstance(bias, torch.Tensor) else None)
+        saved += weight.nbytes - int(getattr(packed, "nbytes", weight.nbytes))
+        model.set_submodule(name.removesuffix(".weight"), packed)
+        del weight, packed
+        trim()
+    return saved
+
+
+def _heap_trimmer() -> Callable[[], object]:
+    """What gives free memory back to the system: copies made while packing leave holes between what is kept."""
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return lambda: None
+    return lambda: malloc_trim(0)
+
+
+def _largest_first(model: PreTrainedModel, names: Collection[str]) -> list[str]:
+    return sorted(names, key=lambda name: (-model.get_parameter(name).numel(), name))
+
+
+def _owner(model: nn.Module, parameter: str) -> Any:
+    return model.get_submodule(parameter.removesuffix(".weight"))
