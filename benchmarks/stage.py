@@ -133,7 +133,7 @@ def measure(stage: Stage, ids: list[int], generate: Generate) -> dict[str, Any]:
         "step_ms": round(statistics.median(ours) * 1e3, 1),
         "generate_step_ms": round(statistics.median(theirs) * 1e3, 1),
         "decode_over_generate": round(statistics.median(decode_ratios), 2),
-        "target": TARGETS[stage.quantize],
+        "target": None if stage.dtype is torch.float32 else TARGETS[stage.quantize],
         "prefill_over_generate": round(statistics.median(prefill_ratios), 2),
         "same_tokens": tokens == reference_tokens,
         "perplexity": round(perplexity(stage, ids), 4),

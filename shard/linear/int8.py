@@ -46,6 +46,7 @@ class Int8Fbgemm(PackedLinear):
         finally:
             engines.engine = before
         self._multiply: Any = unchecked(torch.ops.quantized.linear_dynamic.default)
+        self._reduces_range = not has_vnni()  # pairs of products go through 16 bits, which 8-bit inputs overflow
         self.nbytes = weight.numel() + scales.nbytes
 
     @classmethod
@@ -58,9 +59,9 @@ class Int8Fbgemm(PackedLinear):
         """See `PackedLinear.multiply`."""
         inputs_f32 = inputs.float()
         if inputs.numel() == self.in_features:
-            return self._multiply(inputs_f32, self._packed).to(self._dtype)  # type: ignore[no-any-return]
+            return self._multiply(inputs_f32, self._packed, self._reduces_range).to(self._dtype)  # type: ignore[no-any-return]
         largest = row_scales(inputs_f32, 1)
-        outputs = self._multiply(inputs_f32 / largest, self._packed)
+        outputs = self._multiply(inputs_f32 / largest, self._packed, self._reduces_range)
         return outputs.mul_(largest).to(self._dtype)  # type: ignore[no-any-return]
 
 
