@@ -66,7 +66,7 @@ class Times:
 
 def create_generate(model: Path) -> Generate:
     """Transformers itself in bfloat16, measured as `decode_stage` does."""
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
 
     def generate(prompt_ids: list[int]) -> tuple[float, float, list[int]]:
         times = Times()
