@@ -77,7 +77,7 @@ async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeI
         if left_s <= 0:
             raise GenerationFailed(
                 "node_lost",
-                f"no node that computes layers {hop.layers} in {hop.dtype} came back "
+                f"no node that computes layers {hop.layers} in {hop.precision} came back "
                 f"within {generation.failover_timeout_s:g} s",
                 node=hop.node,
                 layers=str(hop.layers),
@@ -110,4 +110,4 @@ def choose_node(
 
 
 def _can_serve(session: Session, hop: HopState, node: NodeInfo) -> bool:
-    return bool(replicas([node], hop.layers, model=session.model, dtype=hop.dtype, needs=session.needs))
+    return bool(replicas([node], hop.layers, model=session.model, precision=hop.precision, needs=session.needs))

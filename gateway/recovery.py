@@ -233,65 +233,6 @@ def _judge_refusal(error: StepFailed, trouble: Trouble) -> Action:
     return "elsewhere" if trouble.refusals <= REFUSALS_PER_PASS_MAX else "give_up"
 
 
-<<<<<<< HEAD
-=======
-async def find_node(generation: Generation, index: int, *, avoid: bool) -> NodeInfo:
-    """The node to serve a hop from now on, once there is one.
-
-    Args:
-        generation: Whose.
-        index: The hop.
-        avoid: Rather not the node that serves it now.
-
-    Raises:
-        RouteLost: None is coming soon, and others cover all layers between them.
-        GenerationFailed: `node_lost`: the hop has been without a node for `failover_timeout_s`.
-    """
-    hop, clock = generation.session.hops[index], generation.clock
-    trouble = generation.trouble.setdefault(index, Trouble())
-    while True:
-        changed = generation.mesh.changed
-        node = choose_node(generation.mesh.nodes(), generation.session, hop, generation.admission, avoid=avoid)
-        if node is not None:
-            return node
-        hope_s = 0.0 if generation.mesh.serves_otherwise(hop.node, hop.layers) else RETURN_WAIT_S - trouble.waited_s
-        if hope_s <= 0 and other_route(generation) is not None:
-            raise RouteLost(index)
-        left_s = generation.failover_timeout_s - trouble.waited_s
-        if left_s <= 0:
-            raise GenerationFailed(
-                "node_lost",
-                f"no node that computes layers {hop.layers} in {hop.precision} came back "
-                f"within {generation.failover_timeout_s:g} s",
-                node=hop.node,
-                layers=str(hop.layers),
-            )
-        started_at = clock.monotonic()
-        await wait_first(clock, min(left_s, hope_s) if hope_s > 0 else left_s, changed.wait())
-        trouble.waited_s += clock.monotonic() - started_at
-
-
-def choose_node(
-    nodes: Iterable[NodeInfo], session: Session, hop: HopState, admission: Admission, *, avoid: bool
-) -> NodeInfo | None:
-    """The best of the ready nodes of a hop's range that can what the session needs and have room for it.
-
-    That is the one which serves the hop now, or, with `avoid`, any other; then the least loaded.
-    """
-    load = admission.load()
-    candidates = [
-        node
-        for node in replicas(nodes, hop.layers, model=session.model, precision=hop.precision, needs=session.needs)
-        if admission.has_room(node, session.id, admission.tokens(session.id))
-    ]
-    return min(
-        candidates,
-        key=lambda node: ((node.node == hop.node) == avoid, load[node.node], node.node),
-        default=None,
-    )
-
-
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
 def _given_up(hop: HopState, error: MeshError, trouble: Trouble) -> GenerationFailed:
     fields = {"node": hop.node, "layers": str(hop.layers), "recoveries": trouble.recoveries}
     if trouble.recoveries > RECOVERIES_PER_PASS_MAX:

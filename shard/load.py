@@ -66,13 +66,10 @@ def load_runner(
         layers,
         device=settings.device,
         dtype=settings.dtype,
-<<<<<<< HEAD
         check_memory=check_memory,
         code_dir=find_code(folder) if settings.trust_remote_code else None,
-=======
         quantize=settings.quantize,
         cache_dir=cache_dir,
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
         fetch=fetch,
         progress=loading.progress,
         before_reading=lambda weight_bytes, device: loading.make_room(weight_bytes, lambda: measure_room(device)),

@@ -169,14 +169,8 @@ def load_stage(
     if fetch is not None:
         fetch(plan.entries.values())
     require_present(model_dir, plan.entries.values())
-<<<<<<< HEAD
-    weight_bytes = plan.weight_bytes(kind.dtype)
-=======
-    where = choose_device(device)
-    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
     choice = choose_kernels(quantize, where.device, kind.dtype, cache_dir)
     packing = plan_packing(choice, plan.linears, plan.outline, plan.table)
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
     if before_reading is not None:
         before_reading(plan.weight_bytes(kind.dtype) - packing.saves_bytes(plan.entries, kind.dtype), where.device)
     state = PassState(plan.flow.tuple_len)

@@ -17,13 +17,9 @@ from torch import nn
 
 from shard import load as _loading  # noqa: F401 - what a node imports to load a range counts as its runtime
 from shard.device import DTYPES, choose_device
-<<<<<<< HEAD
-from shard.linear import PackedLinear, can_pack
-from shard.machine import resident_bytes
-=======
 from shard.linear.choice import choose_kernels
 from shard.linear.packed import PackedLinear, pack
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
+from shard.machine import resident_bytes
 from shard.machine_info import MachineFigures
 
 CHAIN_BYTES = 256 * 1024 * 1024
@@ -59,12 +55,8 @@ def measure_machine(device: str, dtype: str, threads: int, quantize: str) -> Mac
     torch.set_num_threads(threads)
     where = choose_device(device).device
     kind = DTYPES["bfloat16" if dtype == "auto" else dtype]
-<<<<<<< HEAD
-    process_bytes = resident_bytes()
-=======
     kernels = choose_kernels(quantize, where, kind).kernels
-    process_bytes = int(psutil.Process().memory_info().rss)
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
+    process_bytes = resident_bytes()
     with torch.inference_mode():
         is_cuda = where.type == "cuda"
         decode_bytes_per_s = _measure(

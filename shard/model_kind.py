@@ -83,14 +83,10 @@ def _read_config(model_dir: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
-<<<<<<< HEAD
     return _checked(config)
 
 
 def _checked(config: PreTrainedConfig) -> PreTrainedConfig:
-    if getattr(config, "quantization_config", None) is not None:
-        raise LoadFailed("model_unsupported", "checkpoints that are already quantized are not loaded")
-=======
     text = config.get_text_config(decoder=True)
     stored = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if stored is not None:
@@ -100,7 +96,6 @@ def _checked(config: PreTrainedConfig) -> PreTrainedConfig:
             "and give --quantize int8 or int4 to hold that in fewer bits"
         )
         raise LoadFailed("model_unsupported", message, quant_method=str(method))
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
     return config
 
 

@@ -171,11 +171,8 @@ def read_settings(options: dict[str, Any]) -> NodeSettings:
         node_id=options["node_id"] or (default_node_id(layers) if layers and not joins else None),
         device=options["device"],
         dtype=options["dtype"],
-<<<<<<< HEAD
         trust_remote_code=options["trust_remote_code"],
-=======
         quantize=options["quantize"],
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
         threads=options["threads"],
         access=read_mesh_access(options),
         insecure=options["insecure"],

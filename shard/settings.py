@@ -80,11 +80,8 @@ class NodeSettings:
         node_id: Unique in the mesh; None takes the one that this machine has for it (`shard.identity`).
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
-<<<<<<< HEAD
         trust_remote_code: Run the code that a model brings, where it brings any.
-=======
         quantize: ``none``, ``int8`` or ``int4``.
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
         threads: Threads of the compute thread's operators.
         access: Tokens and TLS: what peers must show, and what the node shows.
         insecure: Listen beyond loopback without a token.

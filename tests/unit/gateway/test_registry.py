@@ -71,9 +71,8 @@ def test_node_of_another_depth_is_left_out() -> None:
 def test_replicas_hold_exactly_the_range_and_are_ready() -> None:
     """A replacement must hold the same layers of the same model now, and round as the node before it did."""
     nodes = [node("a", "0:3"), node("b", "0:3", state="draining"), node("c", "0:6"), node("d", "0:3", model="o")]
-<<<<<<< HEAD
-    assert [info.node for info in replicas(nodes, LayerRange(0, 3), model=MODEL, dtype="f32")] == ["a"]
-    assert replicas(nodes, LayerRange(0, 3), model=MODEL, dtype="bf16") == []
+    assert [info.node for info in replicas(nodes, LayerRange(0, 3), model=MODEL, precision="f32")] == ["a"]
+    assert replicas(nodes, LayerRange(0, 3), model=MODEL, precision="bf16") == []
 
 
 def test_layers_that_no_ready_node_holds_are_ranges() -> None:
@@ -81,7 +80,3 @@ def test_layers_that_no_ready_node_holds_are_ranges() -> None:
     nodes = [node("a", "1:2"), node("b", "3:4"), node("c", "5:6", state="loading")]
     assert [str(gap) for gap in uncovered(nodes, model="m", num_layers=6)] == ["0:1", "2:3", "4:6"]
     assert uncovered([node("a", "0:6")], model="m", num_layers=6) == []
-=======
-    assert [info.node for info in replicas(nodes, LayerRange(0, 3), model=MODEL, precision="f32")] == ["a"]
-    assert replicas(nodes, LayerRange(0, 3), model=MODEL, precision="bf16") == []
->>>>>>> e0d893f (Quantized weights, and kernels that a stage measures)
