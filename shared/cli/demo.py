@@ -78,6 +78,7 @@ def run_demo(
         port=port,
         threads=threads,
         dtype="float32",  # in which a rebuilt cache gives the very same tokens
+        quantize="none",
         device="cpu",
         cache_dir=cache_dir,
         log_level="info",
