@@ -48,7 +48,7 @@ pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
 	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
 
 test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 and MESHNET_ALL_MODELS=1 add long ones; TEST_WORKERS=2
-	$(VENV)/bin/python -m pytest -n $(TEST_WORKERS) -m 'not slow'
+	$(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not slow'
 
 check: lint test ## What a change must pass: style, types, import contracts, all tests, those that start fleets too.
 	MESHNET_SLOW_TESTS=1 $(VENV)/bin/python -m pytest -m slow
@@ -58,7 +58,7 @@ conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## 
 
 oldest: $(OLDEST)/.installed-$(OLDEST_TRANSFORMERS) ## Try the oldest transformers allowed: some of the tests, 3 minutes.
 	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m tests.support.library_release 'transformers==$(OLDEST_TRANSFORMERS).*'
-	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) -m 'not slow' $(OLDEST_TESTS)
+	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not slow' $(OLDEST_TESTS)
 
 lint: $(DEV_STAMP) ## Style, types and import contracts.
 	$(VENV)/bin/ruff check

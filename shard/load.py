@@ -25,7 +25,7 @@ from shared.models.tensors import TensorEntry
 
 
 def load_runner(
-    settings: NodeSettings, folder: ModelFolder, layers: LayerRange, loading: Loading, *, cache_dir: Path
+    settings: NodeSettings, folder: ModelFolder, layers: LayerRange, loading: Loading, *, cache_dir: Path | None
 ) -> StageRunner:
     """Load a range, fetching what the folder lacks. Call it on the thread that will compute.
 
@@ -34,7 +34,7 @@ def load_runner(
         folder: The model's.
         layers: The range.
         loading: Told bytes done of bytes in all, first of what is fetched, then of what is read.
-        cache_dir: The cache folder, where measurements of this machine are kept.
+        cache_dir: Where measurements of this machine are kept; None measures anew.
 
     Raises:
         LoadFailed: The range cannot be fetched or loaded, or would not fit.

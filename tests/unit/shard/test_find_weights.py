@@ -29,6 +29,7 @@ JOINING = NodeSettings(
     node_id=None,
     device="cpu",
     dtype="auto",
+    quantize="none",
     threads=1,
     access=MeshAccess(),
     insecure=False,

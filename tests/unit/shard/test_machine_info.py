@@ -26,6 +26,7 @@ SETTINGS = NodeSettings(
     node_id=None,
     device="cpu",
     dtype="auto",
+    quantize="none",
     threads=1,
     access=MeshAccess(),
     insecure=False,
@@ -88,7 +89,7 @@ def test_measured_figures_are_in_proportion() -> None:
     """A long prefill step gets more out of each byte than a decode step; the runtime is what torch takes."""
     from shard.measure_machine import measure_machine
 
-    figures = measure_machine("cpu", "float32", 1)
+    figures = measure_machine("cpu", "float32", 1, "none")
     assert figures.device == "cpu"
     assert figures.prefill_bytes_per_s > figures.read_bytes_per_s > 10_000_000
     assert figures.runtime_bytes > 200_000_000

@@ -86,7 +86,7 @@ def load_llama(folder: Path, progress: list[int], *, joined: bool = False) -> St
     """Load layers 0:2 as a node does: a range of its own, or one that a gateway gave it."""
     given = replace(settings("127.0.0.1:0"), device="cpu", layers=None if joined else LayerRange(0, 2))
     loading = Loading(lambda done, _: progress.append(done), lambda: None, lambda *_: None)
-    return load.load_runner(given, ModelFolder(folder, "llama", "f"), LayerRange(0, 2), loading)
+    return load.load_runner(given, ModelFolder(folder, "llama", "f"), LayerRange(0, 2), loading, cache_dir=None)
 
 
 def test_nothing_is_read_of_a_range_that_does_not_fit(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch):

@@ -45,6 +45,7 @@ SETTINGS = NodeSettings(
     node_id="n",
     device="cpu",
     dtype="float32",
+    quantize="none",
     threads=1,
     access=MeshAccess(),
     insecure=False,
@@ -120,7 +121,7 @@ def test_a_node_fetches_its_range_when_it_loads(hub: FakeHub, tiny_model: TinyMo
     assert outline.absent is not None
     seen: list[tuple[int, int]] = []
     missing_before = outline.absent.missing_bytes(spans_of(outline, MIDDLE))
-    runner = load_runner(SETTINGS, outline, MIDDLE, loading(seen))
+    runner = load_runner(SETTINGS, outline, MIDDLE, loading(seen), cache_dir=tmp_path)
     assert runner.layers == MIDDLE
     assert missing_before > 0
     assert outline.absent.missing_bytes(spans_of(outline, MIDDLE)) == 0
@@ -140,7 +141,7 @@ def test_a_load_that_cannot_fetch_fails_as_a_load(hub: FakeHub, tiny_model: Tiny
     outline = resolve_outline("org/tiny", cache_dir=tmp_path)
     hub.failing[URL] = [404] * 100
     with pytest.raises(LoadFailed, match="not there any more"):
-        load_runner(SETTINGS, outline, MIDDLE, loading([]))
+        load_runner(SETTINGS, outline, MIDDLE, loading([]), cache_dir=tmp_path)
 
 
 def test_holes_are_never_taken_for_weights(hub: FakeHub, tiny_model: TinyModels, tmp_path: Path):
