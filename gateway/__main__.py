@@ -20,6 +20,7 @@ import click
 import uvloop
 
 from gateway.app import create_app
+from gateway.dialler import dialling
 from gateway.fleet.create import create_drainer, create_fleet
 from gateway.fleet.live import FleetModel
 from gateway.generation import create_generator
@@ -120,7 +121,7 @@ async def serve(
     clock = SystemClock()
     gateway_id = f"gateway-{socket.gethostname()[:32]}-{uuid.uuid4().hex[:6]}"
     mesh = create_mesh(
-        settings.nodes, gateway_id=gateway_id, model=folder.fingerprint, dial=settings.access.dial, clock=clock
+        settings.nodes, gateway_id=gateway_id, model=folder.fingerprint, dial=dialling(settings.access), clock=clock
     )
     config = read_config(folder.path)
     generator = create_generator(

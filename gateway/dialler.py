@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 
+from gateway.http_link import dial_http
 from gateway.node_link import NodeLink
-from gateway.open_link import Dial
+from gateway.open_link import Dial, OpenLink
 from shared.backoff import Backoff
 from shared.clock import Clock
 from shared.errors import MeshError
+from shared.mesh_access import MeshAccess
 from shared.messages import Hello
+
+HTTP_SCHEMES = ("http://", "https://")
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -49,3 +55,15 @@ class Dialler:
         else:
             self._backoff.reset()
             await self._link.serve(link)
+
+
+def dialling(access: MeshAccess) -> Dial:
+    """What opens a link to an address, by its scheme: a WebSocket, or requests of HTTP."""
+
+    async def dial(url: str, hello: Hello) -> OpenLink:
+        if url.startswith(HTTP_SCHEMES):
+            hello = replace(hello, token=access.tokens.presented())
+            return await dial_http(url, hello, context=access.dial_context)
+        return await access.dial(url, hello)
+
+    return dial

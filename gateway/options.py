@@ -88,7 +88,8 @@ _MESH = (
     option(
         "--node",
         "NODES",
-        "A node to dial; give one for each. Each is redialled for ever. Others join by dialling the gateway.",
+        "A node to dial; give one for each. Each is redialled for ever. Others join by dialling the gateway. "
+        "http:// is for nodes that speak docs/protocol.md's HTTP binding.",
         multiple=True,
         metavar="ws://HOST:PORT",
         type=Parsed("address", parse_node_url),

@@ -15,7 +15,7 @@ from gateway.response_writer import StreamLimits
 from shared.mesh_access import MeshAccess
 from shared.options import SettingError
 
-_NODE_URL = re.compile(r"wss?://[^/\s]+(/\S*)?")
+_NODE_URL = re.compile(r"(?:wss?|https?)://[^/\s]+(/\S*)?")
 _HOST_PORT = re.compile(r"([^/:\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
@@ -92,7 +92,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_node_url(text: str) -> str:
-    """Read a node's address: ``ws://host:9001``, ``wss://host/path``, or ``host:9001``.
+    """Read a node's address: ``ws://host:9001``, ``wss://host/path``, ``http://host:9001``, or ``host:9001``.
 
     Raises:
         ValueError: If it is none of these.
