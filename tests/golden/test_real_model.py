@@ -11,7 +11,7 @@ import pytest
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.reference import Answer, Reference
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
 MAX_TOKENS = 64
 PROMPTS = (
