@@ -75,7 +75,9 @@ class AdmissionQueue:
         route = find_route(self.mesh.nodes(), model=admission.model, num_layers=admission.num_layers, needs=needs)
         if not isinstance(route, NoRoute):
             return None
-        return "; ".join([route.reason, *self.mesh.absences(), *self.mesh.refusals()])
+        idle = self.mesh.idle()
+        reason = "no node holds any layers" if idle and not self.mesh.nodes() else route.reason
+        return "; ".join([reason, *idle, *self.mesh.absences(), *self.mesh.refusals()])
 
     async def _wait(self, turn: asyncio.Future[Admitted], demand: Demand) -> None:
         queue_timeout_s, route_wait_s = self._limits_s(demand)

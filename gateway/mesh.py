@@ -38,6 +38,7 @@ class Mesh:
     def __init__(self) -> None:
         self.links: list[NodeLink] = []
         self.held_back: set[str] = set()
+        self.plan_pending = ""
         self.demand: Callable[[str], tuple[int, int]] = lambda _: (0, 0)
         self._diallers: list[Dialler] = []
         self._open: dict[str, NodeLink] = {}
@@ -147,6 +148,15 @@ class Mesh:
             for link in self.links
             if not link.is_open and isinstance(link.last_error, HandshakeRefused)
         ]
+
+    def idle(self) -> list[str]:
+        """Which nodes are connected and hold no layers, in words for people, and why if the plan says."""
+        idle = [
+            f"{link.node} {'is loading' if link.load_progress is not None else 'waits for layers'}"
+            for link in self.links
+            if link.is_open and link.info is None
+        ]
+        return [*idle, self.plan_pending] if idle and self.plan_pending else idle
 
     def absences(self) -> list[str]:
         """Which nodes were there and are away, since when and why, in words for people."""

@@ -134,7 +134,7 @@ def _node_figures(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
 def _presence(link: NodeLink, *, is_used: bool) -> dict[str, Any]:
     info = link.info
     return {
-        "id": info.node if info else None,
+        "id": link.node,
         "url": link.url,
         "layers": [info.layers.start, info.layers.end] if info else None,
         "state": _state(link, is_used=is_used),

@@ -198,6 +198,7 @@ class HeldRange:
             self.info,
             device=runner.device,
             dtype=runner.dtype,
+            quantize=runner.quantize,
             kv_cache=keeps,
             token_ids=runner.returns_token_ids,
             sampling=runner.sampling_fields,

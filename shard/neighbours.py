@@ -57,11 +57,16 @@ def warn_of_threads(threads: int, others: list[int], cores: int) -> None:
         other_nodes=len(others),
         other_threads=sum(others),
         cores=cores,
-        reason=f"{total} threads on {cores} cores make every step wait: give each of the {nodes} nodes here "
-        f"--threads {max(1, cores // nodes)}"
-        if others
-        else f"{threads} threads on {cores} cores make every step wait: give --threads {cores}",
+        reason=f"{total} threads on {cores} cores make every step wait: {_advice(nodes, cores)}",
     )
+
+
+def _advice(nodes: int, cores: int) -> str:
+    if nodes == 1:
+        return f"give --threads {cores}"
+    if nodes > cores:
+        return f"run no more than {cores} nodes here, each with --threads 1"
+    return f"give each of the {nodes} nodes here --threads {cores // nodes}"
 
 
 def _threads_of_others(folder: Path) -> Iterator[int]:

@@ -6,6 +6,7 @@ from litestar import Request, Response, get, post
 from litestar.datastructures import State
 from litestar.params import FromPath
 
+from gateway.client_watch import run_for_client
 from gateway.fleet.drain import DrainRefused
 from gateway.openai_errors import ApiError, json_bytes
 from gateway.state import GatewayState
@@ -28,7 +29,8 @@ async def drain_node(request: Request[None, None, State], node: FromPath[str]) -
     if gateway.drainer is None:
         raise ApiError(404, "This gateway has no fleet.", code="unknown_url")
     try:
-        drained = await gateway.drainer.drain(node)
+        await request.body()
+        drained = await run_for_client(request.receive, gateway.drainer.drain(node))
     except DrainRefused as refused:
         raise ApiError(_STATUS[refused.code], f"{refused.message}.", code=refused.code) from refused
     answer = {

@@ -55,7 +55,13 @@ def create_fleet(generator: Generator, model: FleetModel, folder: Path, settings
 
 def create_drainer(fleet: Fleet, generator: Generator) -> Drainer:
     """What takes nodes of a fleet out of service."""
-    return Drainer(mesh=fleet.mesh, members=fleet.members, admission=generator.admission, clock=fleet.clock)
+    return Drainer(
+        mesh=fleet.mesh,
+        members=fleet.members,
+        admission=generator.admission,
+        clock=fleet.clock,
+        pending=lambda: fleet.pending,
+    )
 
 
 def create_forecast(folder: Path, settings: FleetSettings, *, chunk_tokens: int) -> Forecast | None:

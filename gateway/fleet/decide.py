@@ -17,11 +17,13 @@ asked in this order, and the first that has an answer gives the change:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from gateway.fleet.cover import best_chain, covers
 from gateway.fleet.forecast import Forecast, Ranges
 from gateway.fleet.state import (
     DEFAULT_POLICY,
+    IMPOSSIBLE,
     Adopt,
     Decision,
     FleetPolicy,
@@ -69,7 +71,7 @@ def _plan_needed(state: FleetState, forecast: Forecast, policy: FleetPolicy) -> 
     try:
         ranges = _repair(state, forecast, policy)
     except PlanImpossible as error:
-        return Decision(pending=f"{reason}, and no plan is possible: {error.message}")
+        return Decision(pending=f"{reason}, and {IMPOSSIBLE}: {error.message}")
     return Decision(Adopt(Target(ranges=ranges, reason=reason, adopted_at=state.now_s)))
 
 
@@ -93,20 +95,23 @@ def _repair(state: FleetState, forecast: Forecast, policy: FleetPolicy) -> Range
 
 def _spare_for_lost(state: FleetState, target: Target, forecast: Forecast, policy: FleetPolicy) -> Target | None:
     """The target, with what nobody serves for a moment given to those that can be spared; the lost keep theirs too."""
-    lost = {member.node for member in state.members if member.away_s >= policy.spare_grace_s}
+    away_s = {node.node: node.away_s for node in state.members} | {node.node: node.away_s for node in state.fixed}
+    lost = {node for node, seconds in away_s.items() if seconds >= policy.spare_grace_s}
     ranges = _counted_on(state, target, policy)
+    lost &= {*ranges, *(node.node for node in state.fixed)}
     present = {node: layers for node, layers in ranges.items() if node not in lost}
-    if not lost & ranges.keys() or covers([*present.values(), *_fixed(state)], state.num_layers):
+    fixed = _fixed(state, without=lost)
+    if not lost or covers([*present.values(), *fixed], state.num_layers):
         return None
-    chain = best_chain([*present.values(), *_fixed(state)], state.num_layers)
+    chain = best_chain([*present.values(), *fixed], state.num_layers)
     serving = {member.node for member in state.members if member.serves == present.get(member.node)}
     ordered = dict(sorted(present.items(), key=lambda item: (item[0] not in serving, item[0])))
-    kept = _without_copies({node: layers for node, layers in ordered.items() if layers in chain}, _fixed(state))
+    kept = _without_copies({node: layers for node, layers in ordered.items() if layers in chain}, fixed)
     try:
         filled = forecast.fill([m for m in _givable(state) if m.node not in kept], chain, state.refused_cuts)
     except PlanImpossible:
         return None
-    names = ", ".join(sorted(lost & ranges.keys()))
+    names = ", ".join(sorted(lost))
     reason = f"{names} has been away for {policy.spare_grace_s:g} s, and others can be spared for its layers"
     return Target(ranges={**target.ranges, **filled}, reason=reason, adopted_at=state.now_s)
 
@@ -274,8 +279,8 @@ def _givable(state: FleetState) -> list[Member]:
     return [member for member in state.members if member.is_here and not member.is_leaving and not member.failed]
 
 
-def _fixed(state: FleetState) -> list[LayerRange]:
-    return [node.layers for node in state.fixed if not node.is_leaving]
+def _fixed(state: FleetState, *, without: AbstractSet[str] = frozenset()) -> list[LayerRange]:
+    return [node.layers for node in state.fixed if not node.is_leaving and node.node not in without]
 
 
 def _is_refused(state: FleetState, layers: LayerRange) -> bool:

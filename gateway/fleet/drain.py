@@ -9,6 +9,7 @@ import structlog
 
 from gateway.admission import Admission
 from gateway.fleet.members import Members
+from gateway.fleet.state import IMPOSSIBLE
 from gateway.mesh import Mesh
 from gateway.registry import NoRoute, find_route
 from gateway.waiting import wait_first
@@ -18,6 +19,8 @@ from shared.messages import Drain
 
 REPLACED_S_MAX = 300.0
 """How long others may take to load what the node holds, before it stays after all."""
+REPLANNED_S_MAX = 5.0
+"""How long it may take until it is known whether others can be given what the node holds."""
 EMPTIED_S_MAX = 120.0
 """How long its sessions may take to leave; what is left then is recovered as after any loss."""
 GONE_S_MAX = 60.0
@@ -57,12 +60,14 @@ class Drainer:
         members: Where it is noted who is to go, which plans take into account.
         admission: Knows which sessions are where.
         clock: Time.
+        pending: Why the plan does not change, in words; empty when it does, or need not.
     """
 
     mesh: Mesh
     members: Members
     admission: Admission
     clock: Clock
+    pending: Callable[[], str] = lambda: ""
 
     async def drain(self, node: str) -> Drained:
         """Take one node out of service; whoever asks may leave, and it stays in service then unless it was told to go.
@@ -80,6 +85,11 @@ class Drainer:
         self.mesh.announce()
         told = False
         try:
+            log.info("node.drain_asked", node=node)
+            await self._wait(lambda: not link.is_open or self._is_replaced(node), REPLANNED_S_MAX)
+            if link.is_open and not self._is_replaced(node) and not self._is_hopeful(node):
+                message = f"nothing can take the place of {node}: {self.pending() or 'no other node takes any range'}"
+                raise DrainRefused("no_replacement", message, node=node)
             if not await self._wait(lambda: not link.is_open or self._is_replaced(node), REPLACED_S_MAX):
                 message = (
                     f"nothing took the place of {node} within {REPLACED_S_MAX:.0f} s; without it {self._missing(node)}"
@@ -99,6 +109,11 @@ class Drainer:
         took_s = self.clock.monotonic() - began_at
         log.info("node.drained", node=node, sessions_left=sessions_left, is_gone=is_gone, took_s=round(took_s, 1))
         return Drained(node=node, sessions_left=sessions_left, is_gone=is_gone, took_s=took_s)
+
+    def _is_hopeful(self, node: str) -> bool:
+        """Whether some other node could be given what this one holds, or loads it already."""
+        others = [link for link in self.mesh.links if link.is_open and link.machine is not None and link.node != node]
+        return bool(others) and IMPOSSIBLE not in self.pending()
 
     def _is_replaced(self, node: str) -> bool:
         return self._missing(node) is None

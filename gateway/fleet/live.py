@@ -113,7 +113,7 @@ class Fleet:
     def _note_pending(self, pending: str) -> None:
         if pending and pending != self.pending:
             log.info("plan.pending", reason=pending)
-        self.pending = pending
+        self.pending = self.mesh.plan_pending = pending
 
     def _apply(self, decision: Decision) -> None:
         match decision.change:

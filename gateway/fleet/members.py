@@ -71,7 +71,7 @@ class Members:
             if link.machine is not None:
                 members.append(self._member(node, link, link.machine, record))
             elif link.info is not None and self._serves(link.info) and self._away_s(record) < self.grace_s:
-                fixed.append(self._fixed(node, link, link.info))
+                fixed.append(self._fixed(node, link, link.info, record))
         return tuple(members), tuple(fixed)
 
     def _follow(self, node: str, link: NodeLink) -> _Record:
@@ -112,12 +112,13 @@ class Members:
             failed=frozenset(record.failed),
         )
 
-    def _fixed(self, node: str, link: NodeLink, info: NodeInfo) -> FixedNode:
+    def _fixed(self, node: str, link: NodeLink, info: NodeInfo, record: _Record) -> FixedNode:
         seen = link.observed.last_minute(self.clock.monotonic())
         return FixedNode(
             node=node,
             layers=info.layers,
             is_leaving=node in self.leaving or link.drains,
+            away_s=self._away_s(record),
             is_ready=link.is_open and info.state == "ready",
             token_s=seen.token_s if seen is not None else link.pace.decode_s,
         )

@@ -9,6 +9,9 @@ from shared.layers import LayerRange
 from shared.messages import MachineInfo, NodeState
 from shared.planning.fleet import Objective
 
+IMPOSSIBLE = "no plan is possible"
+"""What a decision's `pending` says where no node could be given what is missing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
@@ -57,6 +60,7 @@ class FixedNode:
         node: Its id.
         layers: Its range.
         is_leaving: As of a member.
+        away_s: As of a member.
         is_ready: Whether it serves now.
         token_s: What a decode step takes there and back, as measured; None before the first.
     """
@@ -64,6 +68,7 @@ class FixedNode:
     node: str
     layers: LayerRange
     is_leaving: bool = False
+    away_s: float = 0.0
     is_ready: bool = True
     token_s: float | None = None
 
@@ -91,7 +96,7 @@ class FleetState:
         now_s: Clock.
         num_layers: Of the model.
         members: Nodes that take any range, those that are away for a while included.
-        fixed: Nodes whose range is given and that are connected.
+        fixed: Nodes whose range is given, those that are away for a while included.
         refused_cuts: Boundaries at which nodes have said that the model cannot be cut.
         target: The plan in force.
         is_idle: No answer is in the making, and none waits.

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 import httpx
 
-from shared.planning.units import duration_text, size_text
+from shared.planning.units import size_text
 
 DRAIN_S_MAX: Final = 600.0
 """Longer than a gateway takes to replace a node, to move its sessions and to see it end."""
@@ -70,7 +70,8 @@ def live_plan_text(mesh: dict[str, Any], plan: dict[str, Any]) -> Iterator[str]:
 def _since(plan: dict[str, Any]) -> str:
     if plan["reason"] is None:
         return "none"
-    return f"for {duration_text(plan['adopted_s_ago'])}: {plan['reason']}"
+    minutes = round(plan["adopted_s_ago"] / 60)
+    return f"for {f'{minutes} min' if minutes else 'less than a minute'}: {plan['reason']}"
 
 
 def _rate(tokens_per_s: float | None) -> str:

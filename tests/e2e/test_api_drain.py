@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import httpx
 import pytest
 
 from gateway.fleet.drain import Drained, DrainRefused
@@ -22,6 +25,7 @@ class ScriptedDrainer:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.given_up = threading.Event()
 
     async def drain(self, node: str) -> Drained:
         """Answer at once."""
@@ -31,6 +35,12 @@ class ScriptedDrainer:
                 return Drained(node=node, sessions_left=0, is_gone=True, took_s=1.25)
             case "slow":
                 return Drained(node=node, sessions_left=2, is_gone=False, took_s=180.0)
+            case "endless":
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    self.given_up.set()
+                raise AssertionError
             case "needed":
                 raise DrainRefused("no_replacement", "nothing took the place of needed")
             case "leaving":
@@ -40,11 +50,25 @@ class ScriptedDrainer:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def drainer() -> ScriptedDrainer:
+    """The gateway's."""
+    return ScriptedDrainer()
+
+
+@pytest.fixture(scope="module")
+def api(drainer: ScriptedDrainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A gateway that asks for the mesh token."""
     model = build_byte_level(tmp_path_factory.mktemp("model"))
-    with running_api(model, mesh_tokens=MeshTokens([SECRET]), drainer=ScriptedDrainer()) as api:
+    with running_api(model, mesh_tokens=MeshTokens([SECRET]), drainer=drainer) as api:
         yield api
+
+
+def test_a_caller_who_leaves_takes_the_wish_back(api: ApiServer, drainer: ScriptedDrainer) -> None:
+    """Ctrl-C of the command: the node stays in service."""
+    headers = {"authorization": f"Bearer {SECRET}"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{api.url}/mesh/nodes/endless/drain", headers=headers, timeout=0.5)
+    assert drainer.given_up.wait(5)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,25 @@ def test_a_node_that_can_be_spared_takes_a_lost_ones_layers_early():
     assert len(world.adopted()) == plans
 
 
+def test_a_node_that_can_be_spared_takes_a_lost_fixed_ones_layers_early():
+    """A range that was given by hand is missed as much as any other."""
+    near, far = FixedNode(node="near", layers=layers("0:6")), FixedNode(node="far", layers=layers("6:12"))
+    world = World(fixed=(near, far))
+    world.join("spare")
+    world.run(POLICY.settle_s + LOAD_S + 1)
+    world.is_idle = False
+    world.fixed = (near, replace(far, away_s=POLICY.spare_grace_s - 1, is_ready=False))
+    world.run(LOAD_S + 4 * STEP_S)
+    assert world.held() == {"spare": "0:6"}
+    world.fixed = (near, replace(far, away_s=POLICY.spare_grace_s, is_ready=False))
+    world.run(LOAD_S + 4 * STEP_S)
+    assert world.held() == {"spare": "6:12"}
+    assert world.adopted()[-1] == "far has been away for 5 s, and others can be spared for its layers"
+    world.fixed = (near, far)
+    world.run(30)
+    assert world.held() == {"spare": "6:12"}
+
+
 def test_a_leaving_node_is_replaced_before_it_goes():
     """What it serves is served by another one too from then on."""
     world = started("a", "b")

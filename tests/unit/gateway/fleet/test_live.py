@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet.drain import REPLACED_S_MAX, DrainRefused
+from gateway.fleet.drain import REPLANNED_S_MAX, DrainRefused
 from gateway.fleet.state import DEFAULT_POLICY
 from gateway.generation_request import Token
 from shared.cli.operate import live_plan_text
@@ -162,7 +162,7 @@ async def test_a_node_is_replaced_before_it_is_told_to_go() -> None:
         nodes = {node: fleet.join(node, machine=machine(3)) for node in "ab"}
         await fleet.until_ready()
         draining = asyncio.ensure_future(fleet.drainer.drain("a"))
-        await fleet.mesh.drive(fleet.mesh.clock.sleep(10.0))
+        await fleet.mesh.drive(fleet.mesh.clock.sleep(REPLANNED_S_MAX - 1))
         assert nodes["a"].drains == 0
         assert "leaving" in fleet.fleet.pending
         assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
@@ -179,10 +179,10 @@ async def test_a_node_that_nothing_can_replace_stays() -> None:
         fleet.join("a", machine=machine(6))
         await fleet.until_ready()
         started_s = fleet.mesh.clock.monotonic()
-        with pytest.raises(DrainRefused, match="without it no node is connected") as refused:
+        with pytest.raises(DrainRefused, match="nothing can take the place of a: ") as refused:
             await fleet.mesh.drive(fleet.drainer.drain("a"))
         assert refused.value.code == "no_replacement"
-        assert fleet.mesh.clock.monotonic() - started_s <= REPLACED_S_MAX + 1
+        assert fleet.mesh.clock.monotonic() - started_s <= REPLANNED_S_MAX + 1
         await fleet.mesh.drive(fleet.mesh.clock.sleep(5.0))
         assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
 
