@@ -90,6 +90,7 @@ def remembered_figures(
 
 
 def _measure(settings: NodeSettings) -> MachineFigures:
+    log.info("machine.measuring", reason="once for these settings; it takes some seconds")
     from shard.measure_machine import measure_machine  # noqa: PLC0415 - torch takes seconds to import
 
     return measure_machine(settings.device, settings.dtype, settings.threads, settings.quantize)

@@ -15,7 +15,8 @@ from shared.tls import create_dial_context, create_listen_context
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _file_option(flag: str, variable: str, help: str) -> Decorator:  # noqa: A002 - click's word
+def file_option(flag: str, variable: str, help: str) -> Decorator:  # noqa: A002 - click's word
+    """An option that names a file, which need not be there yet."""
     return option(flag, variable, help, metavar="FILE", type=_FILE)
 
 
@@ -29,25 +30,25 @@ mesh_options = (
         metavar="TOKEN",
         type=Parsed("text", str),
     ),
-    _file_option(
+    file_option(
         "--mesh-token-file",
         "MESH_TOKEN_FILE",
         "Where the tokens are instead, one a line. A change of the file holds from the next link on.",
     ),
-    _file_option("--tls-cert", "TLS_CERT", "Certificate of the listening side, PEM, with those of its issuers."),
-    _file_option("--tls-key", "TLS_KEY", "Private key of --tls-cert, PEM, without a passphrase."),
-    _file_option(
+    file_option("--tls-cert", "TLS_CERT", "Certificate of the listening side, PEM, with those of its issuers."),
+    file_option("--tls-key", "TLS_KEY", "Private key of --tls-cert, PEM, without a passphrase."),
+    file_option(
         "--mesh-client-ca",
         "MESH_CLIENT_CA",
         "Authorities, PEM, of which whoever opens a link to the listening side must show a certificate.",
     ),
-    _file_option(
+    file_option(
         "--mesh-ca",
         "MESH_CA",
         "Authorities, PEM, that are trusted beside the system's when a wss:// address is dialled.",
     ),
-    _file_option("--mesh-cert", "MESH_CERT", "Certificate, PEM, that is shown when dialling and asked for one."),
-    _file_option("--mesh-key", "MESH_KEY", "Private key of --mesh-cert, PEM, without a passphrase."),
+    file_option("--mesh-cert", "MESH_CERT", "Certificate, PEM, that is shown when dialling and asked for one."),
+    file_option("--mesh-key", "MESH_KEY", "Private key of --mesh-cert, PEM, without a passphrase."),
 )
 
 

@@ -119,11 +119,12 @@ def plan(**options: Any) -> None:
     memory and the time of every hop, why a machine is left out, and the commands that start the fleet. With --gateway
     it shows the plan of a fleet that runs, and what came of its promises.
     """
-    gateway, token = options.pop("gateway"), options.pop("mesh_token")
+    gateway = options.pop("gateway")
+    access = [options.pop(name) for name in ("mesh_token", "mesh_token_file", "mesh_ca")]
     if gateway is not None:
-        from shared.cli.operate import run_live_plan  # noqa: PLC0415 - --help should not wait for imports
+        from shared.cli.operate import GatewayAccess, run_live_plan  # noqa: PLC0415 - --help should not wait for imports
 
-        run_live_plan(gateway, token, as_json=options["json"])
+        run_live_plan(GatewayAccess.create(gateway, *access), as_json=options["json"])
         return
     if options["machines"] is None:
         raise click.UsageError("give --machines FILE, or --gateway URL for a fleet that runs")
@@ -135,15 +136,15 @@ def plan(**options: Any) -> None:
 @main.command()
 @click.argument("node")
 @drain_options
-def drain(node: str, gateway: str, mesh_token: str | None) -> None:
+def drain(node: str, gateway: str, mesh_token: str | None, mesh_token_file: Path | None, mesh_ca: Path | None) -> None:
     """Take NODE out of service while answers go on.
 
     The gateway gives its layers to others first, moves its sessions to them, and tells it to end. Says what came of it;
     a node that nothing can replace stays in service.
     """
-    from shared.cli.operate import run_drain  # noqa: PLC0415 - --help should not wait for imports
+    from shared.cli.operate import GatewayAccess, run_drain  # noqa: PLC0415 - --help should not wait for imports
 
-    run_drain(node, gateway, mesh_token)
+    run_drain(node, GatewayAccess.create(gateway, mesh_token, mesh_token_file, mesh_ca))
 
 
 @main.command()

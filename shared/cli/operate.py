@@ -3,44 +3,78 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import click
 import httpx
 
+from shared.mesh_tokens import MeshTokens
+from shared.options import SettingError
 from shared.planning.units import size_text
+from shared.tls import create_dial_context
 
 DRAIN_S_MAX: Final = 600.0
 """Longer than a gateway takes to replace a node, to move its sessions and to see it end."""
 ANSWER_S_MAX: Final = 30.0
 
 
-def run_drain(node: str, gateway: str, token: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class GatewayAccess:
+    """How a gateway is reached.
+
+    Args:
+        url: Its address.
+        token: The mesh token, or an API key.
+        context: TLS; None trusts what the system trusts.
+    """
+
+    url: str
+    token: str | None = None
+    context: ssl.SSLContext | None = None
+
+    @classmethod
+    def create(cls, url: str, token: str | None, token_file: Path | None, ca: Path | None) -> GatewayAccess:
+        """From flags.
+
+        Raises:
+            click.UsageError: A file cannot be used, or a token was given twice.
+        """
+        try:
+            presented = MeshTokens([token] if token else [], token_file).presented()
+            return cls(url, presented, create_dial_context(ca, None, None) if ca is not None else None)
+        except SettingError as error:
+            raise click.UsageError(str(error)) from error
+
+
+def run_drain(node: str, gateway: GatewayAccess) -> None:
     """Take a node out of service and say what came of it.
 
     Raises:
         click.ClickException: The gateway cannot be reached or refuses; says why.
     """
     click.echo(f"draining {node}: others take its place, and its sessions move to them")
-    drained = _call("POST", gateway, f"/mesh/nodes/{quote(node, safe='')}/drain", token, DRAIN_S_MAX)
+    drained = _call("POST", gateway, f"/mesh/nodes/{quote(node, safe='')}/drain", DRAIN_S_MAX)
     left = drained["sessions_left"]
     moved = "all its sessions have moved" if not left else f"{left} of its sessions had not moved and are rebuilt"
     gone = "it has ended" if drained["is_gone"] else "it was told to end and has not yet"
     click.echo(f"drained {node} in {drained['took_s']:.1f} s: {moved}; {gone}")
 
 
-def run_live_plan(gateway: str, token: str | None, *, as_json: bool) -> None:
+def run_live_plan(gateway: GatewayAccess, *, as_json: bool) -> None:
     """Print the plan that is in force at a gateway.
 
     Raises:
         click.ClickException: The gateway cannot be reached or refuses, or gives its nodes no ranges.
     """
-    mesh = _call("GET", gateway, "/mesh", token, ANSWER_S_MAX)
+    mesh = _call("GET", gateway, "/mesh", ANSWER_S_MAX)
     plan = mesh.get("plan")
     if plan is None:
-        raise click.ClickException(f"{gateway} makes no plans")
+        raise click.ClickException(f"{gateway.url} makes no plans")
     click.echo(json.dumps(plan, indent=2) if as_json else "\n".join(live_plan_text(mesh, plan)))
 
 
@@ -99,15 +133,18 @@ def _times(node: dict[str, Any]) -> str:
     )
 
 
-def _call(method: str, gateway: str, path: str, token: str | None, timeout_s: float) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+def _call(method: str, gateway: GatewayAccess, path: str, timeout_s: float) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {gateway.token}"} if gateway.token else {}
+    url = gateway.url.rstrip("/") + path
     try:
-        response = httpx.request(method, gateway.rstrip("/") + path, headers=headers, timeout=timeout_s)
+        response = httpx.request(method, url, headers=headers, timeout=timeout_s, verify=gateway.context or True)
         body = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise click.ClickException(f"{gateway} gives no answer of a gateway: {error}") from error
+        raise click.ClickException(f"{gateway.url} gives no answer of a gateway: {error}") from error
     if response.is_error:
         problem = body.get("error") if isinstance(body, dict) else None
         said = problem.get("message") if isinstance(problem, dict) else None
-        raise click.ClickException(said or f"{gateway} answered with HTTP {response.status_code}")
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            said = f"{gateway.url} wants the mesh token or an API key: set MESHNET_MESH_TOKEN, or --mesh-token-file"
+        raise click.ClickException(said or f"{gateway.url} answered with HTTP {response.status_code}")
     return dict(body)

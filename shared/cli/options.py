@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from shared.mesh_options import file_option
 from shared.models.catalogue import DEFAULT_MODEL
 from shared.options import (
     LOG_LEVELS,
@@ -120,11 +121,18 @@ def demo_options(function: Any) -> Any:
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8000"
 
-_gateway_token = option(
-    "--mesh-token",
-    "MESH_TOKEN",
-    "The mesh token, or an API key of the gateway. Prefer the variable: other users can read a command line.",
-    metavar="TOKEN",
+_gateway_access = (
+    option(
+        "--mesh-token",
+        "MESH_TOKEN",
+        "The mesh token, or an API key of the gateway. Prefer the variable or a file: other users can read a command "
+        "line.",
+        metavar="TOKEN",
+    ),
+    file_option("--mesh-token-file", "MESH_TOKEN_FILE", "Where it is instead; of several lines the first counts."),
+    file_option(
+        "--mesh-ca", "MESH_CA", "Authorities, PEM, that are trusted beside the system's when --gateway is https://."
+    ),
 )
 
 _DRAIN = (
@@ -135,17 +143,18 @@ _DRAIN = (
         default=DEFAULT_GATEWAY,
         metavar="http://HOST:PORT",
     ),
-    _gateway_token,
+    *_gateway_access,
 )
 
 _PLAN = (
     option(
         "--gateway",
         "GATEWAY",
-        "Show the plan that is in force at this gateway, instead of making one; no other flag but --json counts then.",
+        "Show the plan that is in force at this gateway, instead of making one; beside the "
+        "next three only --json counts then.",
         metavar="http://HOST:PORT",
     ),
-    _gateway_token,
+    *_gateway_access,
     option(
         "--model",
         "MODEL",

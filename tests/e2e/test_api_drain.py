@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.fleet.drain import Drained, DrainRefused
-from shared.cli.operate import run_drain, run_live_plan
+from shared.cli.operate import GatewayAccess, run_drain, run_live_plan
 from shared.mesh_tokens import MeshTokens
 from tests.support.api_server import ApiServer, running_api
 from tests.support.text_tokenizers import build_byte_level
@@ -91,9 +91,9 @@ def test_who_has_no_token_drains_nobody(api: ApiServer) -> None:
 
 def test_the_command_says_what_came_of_it(api: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     """Names are quoted on their way; what is left over is said."""
-    run_drain("a b", api.url, SECRET)
+    run_drain("a b", GatewayAccess(api.url, SECRET))
     assert "drained a b in 1.2 s: all its sessions have moved; it has ended" in capsys.readouterr().out
-    run_drain("slow", api.url + "/", SECRET)
+    run_drain("slow", GatewayAccess(api.url + "/", SECRET))
     assert (
         "2 of its sessions had not moved and are rebuilt; it was told to end and has not yet" in capsys.readouterr().out
     )
@@ -106,16 +106,16 @@ def test_the_command_says_what_came_of_it(api: ApiServer, capsys: pytest.Capture
 def test_the_command_fails_with_the_gateways_reason(api: ApiServer, node: str, token: str | None, reason: str) -> None:
     """In one sentence."""
     with pytest.raises(click.ClickException, match=reason):
-        run_drain(node, api.url, token)
+        run_drain(node, GatewayAccess(api.url, token))
 
 
 def test_a_gateway_that_is_none(api: ApiServer) -> None:
     """Nothing there, something else there, and a gateway without a fleet."""
     for address in ("http://127.0.0.1:1", "nowhere"):
         with pytest.raises(click.ClickException, match="gives no answer of a gateway"):
-            run_drain("a", address, None)
+            run_drain("a", GatewayAccess(address, None))
     with pytest.raises(click.ClickException, match="makes no plans"):
-        run_live_plan(api.url, SECRET, as_json=False)
+        run_live_plan(GatewayAccess(api.url, SECRET), as_json=False)
 
 
 def test_a_gateway_without_a_fleet_drains_nobody(tmp_path: Path) -> None:

@@ -254,16 +254,24 @@ def test_the_demo_kills_a_node_and_ends_with_the_same_text(tiny_model: TinyModel
     command += ["--port", str(free_port()), "--max-tokens", "30"]
     demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, cwd=REPO, env=child_env())
     assert demo.returncode == 0, demo.stderr + demo.stdout
-    for words in ("✗ kill -9 ", "node-1 serves again", "1 hop was rebuilt", "The same text, all "):
+    for words in ("✗ kill -9 ", "starting it again", "1 hop was rebuilt", "The same text, all "):
         assert words in demo.stdout
 
 
 def test_a_setting_that_a_node_refuses_is_shown(tiny_model: TinyModels, tmp_path: Path):
     """The node's own words, not a timeout."""
-    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", "--device", "abacus") as up:
+    env = {"MESHNET_KV_MAX_BYTES": "900T"}
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", env=env) as up:
         assert up.process.wait(START_TIMEOUT_S) == 1
         assert "ended unexpectedly with exit code" in up.text
-        assert "abacus" in up.text
+        assert "lower --kv-max-bytes to at most" in up.text
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(tiny_model: TinyModels, tmp_path: Path):
+    """In one line."""
+    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", "--device", "abacus") as up:
+        assert up.process.wait(START_TIMEOUT_S) == 1
+        assert up.text.startswith("Error: --device: unknown device 'abacus'")
 
 
 def test_more_nodes_than_layers_are_refused(tiny_model: TinyModels, tmp_path: Path):
