@@ -122,9 +122,13 @@ def perplexity(stage: Stage, ids: list[int]) -> float:
     return math.exp(loss / len(head_inputs))
 
 
-def agreement(tokens: list[int], others: list[int]) -> int:
-    """How many tokens are the same before the first that differs."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=True)))
+def agreements(answers: list[Answer], others: list[Answer]) -> list[int]:
+    """For each prompt, how many tokens are the same before the first that differs."""
+    pairs = zip(answers[: len(PROMPTS_AT)], others, strict=False)
+    return [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine.tokens, theirs.tokens, strict=True)))
+        for mine, theirs in pairs
+    ]
 
 
 def speeds(generated: list[Answer], own: list[Answer]) -> dict[str, Any]:
@@ -136,7 +140,7 @@ def speeds(generated: list[Answer], own: list[Answer]) -> dict[str, Any]:
         "decode_over_generate": round(median(theirs.step_s / mine.step_s for theirs, mine in turns), 2),
         "prefill_s": round(median(mine.prefill_s for mine in own), 2),
         "prefill_over_generate": round(median(theirs.prefill_s / mine.prefill_s for theirs, mine in turns), 2),
-        "same_tokens": [agreement(mine.tokens, theirs.tokens) for theirs, mine in turns[: len(PROMPTS_AT)]],
+        "tokens_as_generate": agreements(own, generated),
     }
 
 
@@ -147,11 +151,8 @@ def run(model: Path) -> dict[str, Any]:
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(TEXT.read_text(encoding="utf-8")).ids
     stages = [load_stage(model, layers, device="cpu", dtype="bfloat16", quantize=quantize) for quantize in TARGETS]
     answers = [generate_answers(model), *map(stage_answers, stages)]
-    turns = [
-        [answer(ids[start : start + PROMPT_TOKENS]) for answer in answers]
-        for _ in range(ROUNDS)
-        for start in PROMPTS_AT
-    ]
+    prompts = [ids[start : start + PROMPT_TOKENS] for start in PROMPTS_AT]
+    turns = [[answer(prompt) for answer in answers] for _ in range(ROUNDS) for prompt in prompts]
     generated, *owns = ([turn[index] for turn in turns] for index in range(len(answers)))
     rows = [
         weights_row(stage) | speeds(generated, own) | {"decode_target": TARGETS[stage.quantize]}
@@ -159,7 +160,10 @@ def run(model: Path) -> dict[str, Any]:
     ]
     del answers  # and with it transformers' copy of the weights
     stages.append(load_stage(model, layers, device="cpu", dtype="float32"))
-    rows.append(weights_row(stages[-1]))
+    exact = list(map(stage_answers(stages[-1]), prompts))
+    rows.append(weights_row(stages[-1]) | {"tokens_as_generate": agreements(exact, generated)})
+    for row, own in zip(rows, owns, strict=False):
+        row["tokens_as_float32"] = agreements(own, exact)
     for row, stage in zip(rows, stages, strict=True):
         row["perplexity"] = round(perplexity(stage, ids), 4)
         row["perplexity_change"] = round(row["perplexity"] / rows[0]["perplexity"] - 1, 4)

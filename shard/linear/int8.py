@@ -26,6 +26,8 @@ from shared.models.quantized import int8_bytes
 LEVELS = 127
 PART_LEVELS = 63
 """Of each of two parts of an input."""
+FINE_STEPS = 2 * PART_LEVELS
+"""What one step of the coarse part is divided into by the fine one."""
 PROBE_SIZE = 64
 """Rows and columns of the matrix that FBGEMM is tried with."""
 TINY = 1e-12
@@ -87,16 +89,14 @@ class Int8TwoParts(FbgemmInt8):
         """See `PackedLinear.multiply`."""
         rows = inputs.reshape(-1, self.in_features).float()
         scales = row_scales(rows, PART_LEVELS)
-        steps = rows / scales
-        coarse = steps.round()
-        fine = steps.sub_(coarse).mul_(2 * PART_LEVELS).round_()
-        # All are whole numbers: a row that has both ends of the range makes FBGEMM's step 1, and its rounding idle.
-        ends = rows.new_zeros(1, self.in_features)
-        ends[0, 0] = -PART_LEVELS - 1
-        ends[0, -1] = PART_LEVELS
-        outputs = self._multiply(torch.cat((coarse, fine, ends)), self._packed, True)  # 7 bits
+        fine = rows / scales
+        coarse = fine.round()
+        fine.sub_(coarse).mul_(FINE_STEPS)
+        # A row with both ends of the range makes FBGEMM's step 1: it keeps whole numbers, and rounds the rest to them.
+        parts = torch.cat((coarse, fine, range_ends(self.in_features)))
+        outputs = self._multiply(parts, self._packed, True)  # True: 7 bits
         of_coarse, of_fine, _ = outputs.split((len(rows), len(rows), 1))
-        outputs = of_fine.div_(2 * PART_LEVELS).add_(of_coarse).mul_(scales)
+        outputs = torch.add(of_coarse, of_fine, alpha=1 / FINE_STEPS).mul_(scales)
         return outputs.to(self._dtype).view(*inputs.shape[:-1], -1)
 
     @classmethod
@@ -187,6 +187,12 @@ def fbgemm_saturates() -> bool:
     return bool((outputs - PROBE_SIZE).abs().max() > 1)
 
 
+@cache
+def range_ends(width: int) -> torch.Tensor:
+    """``[1, width]``: the least and the largest number of 7 bits, and zeros."""
+    return torch.tensor([[-PART_LEVELS - 1.0, *[0.0] * (width - 2), PART_LEVELS]])
+
+
 def _pack_fbgemm(weight: torch.Tensor, scales: torch.Tensor) -> Any:
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
@@ -209,4 +215,4 @@ def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def row_scales(matrix_f32: torch.Tensor, levels: int) -> torch.Tensor:
     """``[R, 1]``: what brings each row to ``-levels … levels``."""
-    return matrix_f32.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(levels)
+    return torch.linalg.vector_norm(matrix_f32, torch.inf, -1, keepdim=True).clamp_(min=TINY).div_(levels)
