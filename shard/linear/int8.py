@@ -215,4 +215,5 @@ def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def row_scales(matrix_f32: torch.Tensor, levels: int) -> torch.Tensor:
     """``[R, 1]``: what brings each row to ``-levels … levels``."""
-    return torch.linalg.vector_norm(matrix_f32, torch.inf, -1, keepdim=True).clamp_(min=TINY).div_(levels)
+    largest: torch.Tensor = torch.linalg.vector_norm(matrix_f32, torch.inf, -1, keepdim=True)
+    return largest.clamp_(min=TINY).div_(levels)
