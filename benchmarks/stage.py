@@ -1,22 +1,27 @@
-"""The whole model as one stage on one thread: memory, speed and perplexity of each precision, beside `generate`.
+"""The whole model as one stage on one thread: memory, speed, tokens and perplexity of each precision.
 
-Speeds are tokens per second of processor time, taken in turns, so that other work on the machine weighs on all alike.
+Speeds are of processor time, taken in turns with transformers' `generate` in bfloat16, so that other work on the
+machine weighs on all alike. Tokens are greedy, and compared with those of `generate`, which packs no weights.
 Perplexity is over `data/precision.txt`: prose of several kinds, and code.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from shard.linear.int8 import has_vnni
+from shard.linear.packed import PackedLinear
 from shard.loader import load_stage
 from shard.session_cache import StageCache
 from shard.stage import Stage, StageInput
@@ -24,30 +29,47 @@ from shared.layers import LayerRange
 from shared.models.folder import read_config
 
 TEXT = Path(__file__).parent / "data" / "precision.txt"
-Generate = Callable[[list[int]], tuple[float, float, list[int]]]
-PRECISIONS = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"))
 PROMPT_TOKENS = 64
-DECODE_TOKENS = 8
-ROUNDS = 3
+PROMPTS_AT = (0, 700)
+"""Where in the text the prompts begin: prose, and code."""
+DECODE_TOKENS = 32
+ROUNDS = 2
 HEAD_ROWS = 64
 """Positions whose logits are computed at once."""
 TARGETS = {"none": 1.6, "int8": 3.3, "int4": 3.3}
-"""Decode speed over that of transformers' `generate` in bfloat16."""
+"""Decode speed of each quantization over that of transformers' `generate`, both in bfloat16; they assume a CPU with
+instructions for bfloat16 and for products of 8 bits."""
 
 
-def decode_stage(stage: Stage, prompt_ids: list[int]) -> tuple[float, float, list[int]]:
-    """Processor seconds of the prompt and of the median step, and the tokens."""
-    cache = stage.new_cache()
-    started_s = time.thread_time()
-    logits = stage.run(StageInput(token_ids=torch.tensor([prompt_ids]), cache=cache))
-    prefill_s = time.thread_time() - started_s
-    tokens, steps_s = [], []
-    for _ in range(DECODE_TOKENS):
-        tokens.append(int(logits.argmax()))
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Greedy tokens after a prompt, and processor seconds of the prompt and of the median step."""
+
+    prefill_s: float
+    step_s: float
+    tokens: list[int]
+
+
+Answers = Callable[[list[int]], Answer]
+
+
+def stage_answers(stage: Stage) -> Answers:
+    """Our own decode loop."""
+
+    def answer(prompt_ids: list[int]) -> Answer:
+        cache = stage.new_cache()
         started_s = time.thread_time()
-        logits = stage.run(StageInput(token_ids=torch.tensor([tokens[-1:]]), cache=cache, past_len=cache.length))
-        steps_s.append(time.thread_time() - started_s)
-    return prefill_s, statistics.median(steps_s), tokens
+        logits = stage.run(StageInput(token_ids=torch.tensor([prompt_ids]), cache=cache))
+        prefill_s = time.thread_time() - started_s
+        tokens, steps_s = [int(logits.argmax())], []
+        while len(tokens) < DECODE_TOKENS:
+            started_s = time.thread_time()
+            logits = stage.run(StageInput(token_ids=torch.tensor([tokens[-1:]]), cache=cache, past_len=cache.length))
+            steps_s.append(time.thread_time() - started_s)
+            tokens.append(int(logits.argmax()))
+        return Answer(prefill_s, median(steps_s), tokens)
+
+    return answer
 
 
 class Times:
@@ -64,15 +86,16 @@ class Times:
         """Called at the end."""
 
 
-def create_generate(model: Path) -> Generate:
-    """Transformers itself in bfloat16, measured as `decode_stage` does."""
+def generate_answers(model: Path) -> Answers:
+    """Transformers itself in bfloat16."""
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
 
-    def generate(prompt_ids: list[int]) -> tuple[float, float, list[int]]:
+    def answer(prompt_ids: list[int]) -> Answer:
         times = Times()
         ids = whole.generate(
             torch.tensor([prompt_ids]),
-            max_new_tokens=DECODE_TOKENS + 1,
+            min_new_tokens=DECODE_TOKENS,
+            max_new_tokens=DECODE_TOKENS,
             do_sample=False,
             temperature=None,
             top_p=None,
@@ -81,10 +104,9 @@ def create_generate(model: Path) -> Generate:
             streamer=times,
         )
         steps_s = [after - before for before, after in zip(times.at_s[1:], times.at_s[2:], strict=False)]
-        prefill_s = times.at_s[1] - times.at_s[0]
-        return prefill_s, statistics.median(steps_s), ids[0, len(prompt_ids) : len(prompt_ids) + DECODE_TOKENS].tolist()
+        return Answer(times.at_s[1] - times.at_s[0], median(steps_s), ids[0, len(prompt_ids) :].tolist())
 
-    return generate
+    return answer
 
 
 def perplexity(stage: Stage, ids: list[int]) -> float:
@@ -100,43 +122,68 @@ def perplexity(stage: Stage, ids: list[int]) -> float:
     return math.exp(loss / len(head_inputs))
 
 
+def agreements(answers: list[Answer], others: list[Answer]) -> list[int]:
+    """For each prompt, how many tokens are the same before the first that differs."""
+    pairs = zip(answers[: len(PROMPTS_AT)], others, strict=False)
+    return [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine.tokens, theirs.tokens, strict=True)))
+        for mine, theirs in pairs
+    ]
+
+
+def speeds(generated: list[Answer], own: list[Answer]) -> dict[str, Any]:
+    """What a stage's answers show beside those of `generate` of the same turns."""
+    turns = list(zip(generated, own, strict=True))
+    return {
+        "step_ms": round(median(mine.step_s for mine in own) * 1e3, 1),
+        "generate_step_ms": round(median(theirs.step_s for theirs in generated) * 1e3, 1),
+        "decode_over_generate": round(median(theirs.step_s / mine.step_s for theirs, mine in turns), 2),
+        "prefill_s": round(median(mine.prefill_s for mine in own), 2),
+        "prefill_over_generate": round(median(theirs.prefill_s / mine.prefill_s for theirs, mine in turns), 2),
+        "tokens_as_generate": agreements(own, generated),
+    }
+
+
 def run(model: Path) -> dict[str, Any]:
-    """All precisions, each in turns with `generate`, against which the ratios are."""
+    """Every precision, first in turns with `generate`, against which the ratios are, then alone over the text."""
     torch.set_num_threads(1)
     layers = LayerRange(0, read_config(model).num_layers)
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(TEXT.read_text(encoding="utf-8")).ids
-    generate = create_generate(model)
-    rows = []
-    for dtype, quantize in PRECISIONS:
-        stage = load_stage(model, layers, device="cpu", dtype=dtype, quantize=quantize)
-        rows.append(measure(stage, ids, generate))
-    plain = next(row for row in rows if (row["dtype"], row["quantize"]) == ("bfloat16", "none"))
-    for row in rows:
-        row["perplexity_change"] = round(row["perplexity"] / plain["perplexity"] - 1, 4)
-    return {"text_tokens": len(ids), "prompt_tokens": PROMPT_TOKENS, "rows": rows}
+    stages = [load_stage(model, layers, device="cpu", dtype="bfloat16", quantize=quantize) for quantize in TARGETS]
+    answers = [generate_answers(model), *map(stage_answers, stages)]
+    prompts = [ids[start : start + PROMPT_TOKENS] for start in PROMPTS_AT]
+    turns = [[answer(prompt) for answer in answers] for _ in range(ROUNDS) for prompt in prompts]
+    generated, *owns = ([turn[index] for turn in turns] for index in range(len(answers)))
+    rows = [
+        weights_row(stage) | speeds(generated, own) | {"decode_target": TARGETS[stage.quantize]}
+        for stage, own in zip(stages, owns, strict=True)
+    ]
+    del answers  # and with it transformers' copy of the weights
+    stages.append(load_stage(model, layers, device="cpu", dtype="float32"))
+    exact = list(map(stage_answers(stages[-1]), prompts))
+    rows.append(weights_row(stages[-1]) | {"tokens_as_generate": agreements(exact, generated)})
+    for row, own in zip(rows, owns, strict=False):
+        row["tokens_as_float32"] = agreements(own, exact)
+    for row, stage in zip(rows, stages, strict=True):
+        row["perplexity"] = round(perplexity(stage, ids), 4)
+        row["perplexity_change"] = round(row["perplexity"] / rows[0]["perplexity"] - 1, 4)
+        print(row, flush=True)
+    return {
+        "text_tokens": len(ids),
+        "prompt_tokens": PROMPT_TOKENS,
+        "decoded_tokens": DECODE_TOKENS,
+        "rounds": ROUNDS,
+        "has_vnni": has_vnni(),
+        "rows": rows,
+    }
 
 
-def measure(stage: Stage, ids: list[int], generate: Generate) -> dict[str, Any]:
-    """One precision's row."""
-    decode_ratios, prefill_ratios, ours, theirs = [], [], [], []
-    for _ in range(ROUNDS):
-        reference_prefill_s, reference_step_s, reference_tokens = generate(ids[:PROMPT_TOKENS])
-        prefill_s, step_s, tokens = decode_stage(stage, ids[:PROMPT_TOKENS])
-        decode_ratios.append(reference_step_s / step_s)
-        prefill_ratios.append(reference_prefill_s / prefill_s)
-        ours.append(step_s)
-        theirs.append(reference_step_s)
-    row = {
+def weights_row(stage: Stage) -> dict[str, Any]:
+    """What a row begins with."""
+    kernels = {module.name for module in stage._model.modules() if isinstance(module, PackedLinear)}  # noqa: SLF001
+    return {
         "dtype": str(stage.dtype).removeprefix("torch."),
         "quantize": stage.quantize,
+        "kernels": sorted(kernels),
         "weights_mb": round(stage.weight_bytes / 1e6),
-        "step_ms": round(statistics.median(ours) * 1e3, 1),
-        "generate_step_ms": round(statistics.median(theirs) * 1e3, 1),
-        "decode_over_generate": round(statistics.median(decode_ratios), 2),
-        "target": None if stage.dtype is torch.float32 else TARGETS[stage.quantize],
-        "prefill_over_generate": round(statistics.median(prefill_ratios), 2),
-        "same_tokens": tokens == reference_tokens,
-        "perplexity": round(perplexity(stage, ids), 4),
     }
-    print(row, flush=True)
-    return row

@@ -41,10 +41,11 @@ def load_runner(
     """
     working_bytes = 0
 
-    def check_memory(device: torch.device, dtype: str) -> None:
+    def check_memory(device: torch.device, dtype: str, weights_bytes: int) -> None:
         """Of a node that is given ranges, one may have to go first; what it is given fits its machine otherwise."""
         nonlocal working_bytes
-        plan = state_memory(folder.path, layers, dtype, device_memory(device), settings.kv)
+        memory = device_memory(device)
+        plan = state_memory(folder.path, layers, dtype, memory, settings.kv, weights_bytes=weights_bytes)
         if plan is not None:
             working_bytes = plan.need.working_bytes
         if plan is not None and settings.layers is not None:

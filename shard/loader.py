@@ -20,7 +20,14 @@ from shard.device import choose_device, choose_dtype
 from shard.head import watch_head
 from shard.layer_flow import LayerFlow, follow_layers
 from shard.linear.choice import choose_kernels
-from shard.linear.packing import Packing, pack_model, packable_embedding, packable_weights, plan_packing
+from shard.linear.packing import (
+    Packing,
+    kept_in_float32,
+    pack_model,
+    packable_embedding,
+    packable_weights,
+    plan_packing,
+)
 from shard.model_kind import ModelKind, read_kind
 from shard.model_outline import ModelOutline, select_names
 from shard.probe import probe_stage
@@ -138,7 +145,7 @@ def load_stage(
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     before_reading: Callable[[int, torch.device], None] | None = None,
-    check_memory: Callable[[torch.device, str], None] | None = None,
+    check_memory: Callable[[torch.device, str, int], None] | None = None,
 ) -> Stage:
     """Load a layer range of the model in a Hugging Face folder.
 
@@ -152,8 +159,8 @@ def load_stage(
         quantize: ``none``, ``int8`` or ``int4``: how weights are held.
         cache_dir: Where it is kept which kernel is the fastest here; None measures anew.
         progress: Called with (bytes read, bytes in all) from whichever thread reads.
-        check_memory: Called first, with the device and the element type's name; raises `LoadFailed` where the range
-            would not fit.
+        check_memory: Called before anything is fetched, with the device, the element type's name and the bytes that
+            the weights will take; raises `LoadFailed` where the range would not fit.
         before_reading: Called with the bytes that the weights will take, and where; may wait, or refuse by raising.
 
     Raises:
@@ -164,15 +171,16 @@ def load_stage(
     kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
     if kind.warning:
         log.warning("dtype.slow", dtype=dtype, reason=kind.warning)
+    choice = choose_kernels(quantize, where.device, kind.dtype, cache_dir)
+    packing = plan_packing(choice, plan.linears, plan.outline, plan.table)
+    packed_bytes = plan.weight_bytes(kind.dtype) - packing.saves_bytes(plan.entries, kind.dtype)
     if check_memory is not None:
-        check_memory(where.device, str(kind.dtype).removeprefix("torch."))
+        check_memory(where.device, str(kind.dtype).removeprefix("torch."), packed_bytes)
     if fetch is not None:
         fetch(plan.entries.values())
     require_present(model_dir, plan.entries.values())
-    choice = choose_kernels(quantize, where.device, kind.dtype, cache_dir)
-    packing = plan_packing(choice, plan.linears, plan.outline, plan.table)
     if before_reading is not None:
-        before_reading(plan.weight_bytes(kind.dtype) - packing.saves_bytes(plan.entries, kind.dtype), where.device)
+        before_reading(packed_bytes, where.device)
     state = PassState(plan.flow.tuple_len)
     with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
         model, saved_bytes = _load_model(plan, packing, state, reader, device=where.device, dtype=kind.dtype)
@@ -228,9 +236,7 @@ def _load_model(
 ) -> tuple[PreTrainedModel, int]:
     windowed: Any = windowed_class(plan.model_class, plan.outline, plan.layers, state)
     # Models may keep some modules in float32: then transformers itself converts, tensor by tensor.
-    keeps_float32 = bool(windowed._keep_in_fp32_modules or windowed._keep_in_fp32_modules_strict)  # noqa: SLF001
-    if keeps_float32:
-        packing = Packing(packing.choice)
+    keeps_float32 = bool(kept_in_float32(windowed))
     packed = packing.names
     tensors = {
         name: torch.zeros((), dtype=dtype).expand(entry.shape)  # takes no memory; read when it is packed

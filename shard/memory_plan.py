@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -52,7 +52,7 @@ class MemoryPlan:
         if self.least_bytes <= self.memory.free_bytes:
             return
         need, left = self.need, self.memory.free_bytes - self.need.weights_bytes - self.need.working_bytes
-        advice = "give it fewer --layers, or a smaller --dtype"
+        advice = "give it fewer --layers, or a smaller --dtype or --quantize"
         if self.kv_bytes_max is not None and left > 0:
             advice = f"lower --kv-max-bytes to at most {left}, or {advice}"
         sessions = f", {size_text(self.kv_bytes_max)} for sessions (--kv-max-bytes)" if self.kv_bytes_max else ""
@@ -66,7 +66,9 @@ class MemoryPlan:
         )
 
 
-def state_memory(folder: Path, layers: LayerRange, dtype: str, memory: Memory, kv: KvLimits) -> MemoryPlan | None:
+def state_memory(
+    folder: Path, layers: LayerRange, dtype: str, memory: Memory, kv: KvLimits, *, weights_bytes: int
+) -> MemoryPlan | None:
     """Say what a range will take, in the log; `MemoryPlan.check` refuses one that cannot fit.
 
     Args:
@@ -75,6 +77,7 @@ def state_memory(folder: Path, layers: LayerRange, dtype: str, memory: Memory, k
         dtype: What it will be computed in, a key of `shared.models.measure.ITEM_BYTES`.
         memory: The device's, now.
         kv: What will be kept of sessions.
+        weights_bytes: What its weights will take, quantized or not.
 
     Returns:
         None for a model whose tensors do not say which layer they belong to: that is logged.
@@ -85,7 +88,8 @@ def state_memory(folder: Path, layers: LayerRange, dtype: str, memory: Memory, k
         log.warning("stage.memory_unknown", layers=str(layers), reason=error.message)
         return None
     sizes = StepSizes(context_len=min(model.context_len or CONTEXT_STATED, CONTEXT_STATED))
-    plan = MemoryPlan(layers, range_memory(model, layers, sizes), memory, kv.bytes_max if kv.enabled else None)
+    need = replace(range_memory(model, layers, sizes), weights_bytes=weights_bytes)
+    plan = MemoryPlan(layers, need, memory, kv.bytes_max if kv.enabled else None)
     log.info(
         "stage.memory",
         layers=str(layers),

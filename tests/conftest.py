@@ -57,6 +57,12 @@ class TinyModels:
 
 
 @pytest.fixture(scope="session")
+def kernels_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is kept which kernels are fast here: measuring takes a second, and is done once per test run."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     """`tiny_model("qwen2")` is the folder of a tiny model of that kind."""
     return TinyModels(tmp_path_factory.mktemp("models"))

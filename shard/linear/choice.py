@@ -21,7 +21,7 @@ from torch import nn
 
 from shard.linear.floats import HalfFbgemm, OneDnn
 from shard.linear.int4 import Int4Groups
-from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8Weight
+from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8TwoParts, Int8Weight
 from shard.linear.packed import PackedLinear, pack
 from shared.errors import LoadFailed
 from shared.options import QUANTIZE_NONE
@@ -33,7 +33,7 @@ PLAIN = "plain"
 
 KERNELS: dict[str, tuple[type[PackedLinear], ...]] = {
     QUANTIZE_NONE: (OneDnn, HalfFbgemm),
-    "int8": (Int8Fbgemm, Int8OneDnn, Int8Weight),
+    "int8": (Int8Fbgemm, Int8OneDnn, Int8TwoParts, Int8Weight),
     "int4": (Int4Groups,),
 }
 """What may be chosen for each `--quantize`."""
@@ -98,12 +98,16 @@ class PlainLinear(PackedLinear):
     """torch's own `linear`, to measure the others against."""
 
     name: ClassVar[str] = PLAIN
-    bytes_per_weight: ClassVar[float] = 0  # it is never packed into
     in_blocks: ClassVar[bool] = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         self._weight = weight
+
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return 4 * out_features * in_features  # in float32; no model is packed into it
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:

@@ -26,7 +26,6 @@ class OneDnn(PackedLinear):
     """bfloat16 in oneDNN's layout. Only the order of summation differs from plain `linear`."""
 
     name: ClassVar[str] = "onednn"
-    bytes_per_weight: ClassVar[float] = 2
     in_blocks: ClassVar[bool] = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -44,6 +43,11 @@ class OneDnn(PackedLinear):
         operators = torch.ops.mkldnn
         names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
         return all(hasattr(operators, name) for name in names) and bool(operators._is_mkldnn_bf16_supported())  # noqa: SLF001
+
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return 2 * out_features * in_features
 
     @property
     def weight(self) -> torch.Tensor:
@@ -67,7 +71,6 @@ class HalfFbgemm(PackedLinear):
     """
 
     name: ClassVar[str] = "fbgemm-half"
-    bytes_per_weight: ClassVar[float] = 2
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -79,6 +82,11 @@ class HalfFbgemm(PackedLinear):
     def is_available(cls, dtype: torch.dtype) -> bool:
         """FBGEMM is built for x86 alone."""
         return dtype in (torch.bfloat16, torch.float16) and has_fbgemm("linear_prepack_fp16", "linear_dynamic_fp16")
+
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return 2 * out_features * in_features
 
     @classmethod
     def takes(cls, weight: torch.Tensor) -> bool:

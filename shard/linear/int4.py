@@ -10,14 +10,11 @@ from typing import ClassVar
 import torch
 
 from shard.linear.packed import PackedLinear
+from shared.models.quantized import GROUP, fits_int4, int4_bytes
 
-GROUP = 32
-"""Inputs that share a scale: 32 gives 5 bits per weight, 64 would give 4.5 and twice the loss."""
 STEPS = 15
 MIDDLE = 8
 """What the kernel subtracts from a weight before it scales it."""
-OUT_STEP = 16
-"""The kernel lays out so many output features at a time."""
 INNER_TILES = 1
 """A parameter of the CUDA kernel's layout; the CPU's ignores it."""
 TINY = 1e-8
@@ -27,7 +24,6 @@ class Int4Groups(PackedLinear):
     """torch's weight-only kernel. It multiplies in bfloat16, whatever the stage computes in."""
 
     name: ClassVar[str] = "weight-int4"
-    bytes_per_weight: ClassVar[float] = 4 / 8 + 4 / GROUP
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -42,10 +38,15 @@ class Int4Groups(PackedLinear):
         names = ("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu")
         return dtype.is_floating_point and all(hasattr(torch, name) for name in names)
 
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return int4_bytes(out_features, in_features)
+
     @classmethod
-    def takes(cls, weight: torch.Tensor) -> bool:
+    def fits(cls, out_features: int, in_features: int) -> bool:
         """Whole groups, and whole steps of output features."""
-        return super().takes(weight) and not weight.shape[1] % GROUP and not weight.shape[0] % OUT_STEP
+        return super().fits(out_features, in_features) and fits_int4(out_features, in_features)
 
     def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""

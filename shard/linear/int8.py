@@ -1,10 +1,11 @@
 """Linear layers with int8 weights: one scale per output feature, and the full range of 255 steps.
 
-=============  ============================  =====================================================================
-`Int8Fbgemm`   x86 with AVX2                 inputs become 8 bits too, each row by its own range
-`Int8OneDnn`   x86 with VNNI                 the same, by oneDNN's kernel
-`Int8Weight`   everywhere                    inputs stay as they are: a little more exact, about half as fast
-=============  ============================  =====================================================================
+==============  ==========================  =========================================================================
+`Int8Fbgemm`    x86 with AVX-512 VNNI       inputs become 8 bits too, each row by its own range
+`Int8OneDnn`    x86 with AVX-512 VNNI       the same, by oneDNN's kernel
+`Int8TwoParts`  x86 with AVX2               each row of inputs becomes two of 7 bits, together 14
+`Int8Weight`    everywhere                  inputs are bfloat16; slow for many rows
+==============  ==========================  =========================================================================
 
 What torch's `quantize_dynamic` does differently costs 67 % of perplexity on the default model: one scale per matrix,
 7 bits of range, and one input scale for all positions, of which the first is often a hundred times as large.
@@ -13,41 +14,40 @@ What torch's `quantize_dynamic` does differently costs 67 % of perplexity on the
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 
 from shard.linear.floats import has_fbgemm, unchecked
 from shard.linear.packed import PackedLinear
+from shared.models.quantized import int8_bytes
 
 LEVELS = 127
+PART_LEVELS = 63
+"""Of each of two parts of an input."""
+FINE_STEPS = 2 * PART_LEVELS
+"""What one step of the coarse part is divided into by the fine one."""
+PROBE_SIZE = 64
+"""Rows and columns of the matrix that FBGEMM is tried with."""
 TINY = 1e-12
 """A row of zeros is divided by this."""
 
 
-class Int8Fbgemm(PackedLinear):
-    """FBGEMM's kernel. It takes one scale for all rows, so rows are brought to the same range before it."""
-
-    name: ClassVar[str] = "fbgemm-int8"
-    bytes_per_weight: ClassVar[float] = 1
+class FbgemmInt8(PackedLinear):
+    """A weight in FBGEMM's int8 layout. Its kernel takes one scale for all rows of inputs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
-        weight_f32 = weight.float()
-        scales = row_scales(weight_f32, LEVELS).squeeze(1)
-        zeros = torch.zeros(self.out_features, dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*are deprecated")  # if they go, `is_available` says so
-            quantized = torch.quantize_per_channel(weight_f32, scales.double(), zeros, 0, torch.qint8)
-        engines: Any = torch.backends.quantized
-        before, engines.engine = engines.engine, "fbgemm"  # it decides whose layout is packed
-        try:
-            self._packed = torch.ops.quantized.linear_prepack(quantized, None)
-        finally:
-            engines.engine = before
+        scales = row_scales(weight.float(), LEVELS).squeeze(1)
+        self._packed = _pack_fbgemm(weight, scales)
         self._multiply: Any = unchecked(torch.ops.quantized.linear_dynamic.default)
-        self._reduces_range = not has_vnni()  # pairs of products go through 16 bits, which 8-bit inputs overflow
         self.nbytes = weight.numel() + scales.nbytes
+
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return int8_bytes(out_features, in_features)
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
@@ -55,21 +55,60 @@ class Int8Fbgemm(PackedLinear):
         named = hasattr(torch, "quantize_per_channel") and has_fbgemm("linear_prepack", "linear_dynamic")
         return dtype.is_floating_point and named
 
+
+class Int8Fbgemm(FbgemmInt8):
+    """8-bit inputs, multiplied once. Rows are brought to the same range before it."""
+
+    name: ClassVar[str] = "fbgemm-int8"
+
+    @classmethod
+    def is_available(cls, dtype: torch.dtype) -> bool:
+        """Where FBGEMM's sums hold 8-bit inputs."""
+        return super().is_available(dtype) and not fbgemm_saturates()
+
     def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""
         inputs_f32 = inputs.float()
         if inputs.numel() == self.in_features:
-            return self._multiply(inputs_f32, self._packed, self._reduces_range).to(self._dtype)  # type: ignore[no-any-return]
+            return self._multiply(inputs_f32, self._packed).to(self._dtype)  # type: ignore[no-any-return]
         largest = row_scales(inputs_f32, 1)
-        outputs = self._multiply(inputs_f32 / largest, self._packed, self._reduces_range)
-        return outputs.mul_(largest).to(self._dtype)  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self._multiply(inputs_f32 / largest, self._packed)
+        return outputs.mul_(largest).to(self._dtype)
+
+
+class Int8TwoParts(FbgemmInt8):
+    """Inputs of 14 bits, as two rows of 7: their pairs of products fit the 16 bits in which AVX2 adds them.
+
+    Seven bits alone cost 2 to 3 % of perplexity on the default model, and so do weights of seven bits with inputs of
+    eight. A second row costs little where one is bound by reading the weights.
+    """
+
+    name: ClassVar[str] = "fbgemm-int8-parts"
+
+    def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `PackedLinear.multiply`."""
+        rows = inputs.reshape(-1, self.in_features).float()
+        scales = row_scales(rows, PART_LEVELS)
+        fine = rows / scales
+        coarse = fine.round()
+        fine.sub_(coarse).mul_(FINE_STEPS)
+        # A row with both ends of the range makes FBGEMM's step 1: it keeps whole numbers, and rounds the rest to them.
+        parts = torch.cat((coarse, fine, range_ends(self.in_features)))
+        outputs = self._multiply(parts, self._packed, True)  # True: 7 bits
+        of_coarse, of_fine, _ = outputs.split((len(rows), len(rows), 1))
+        outputs = torch.add(of_coarse, of_fine, alpha=1 / FINE_STEPS).mul_(scales)
+        return outputs.to(self._dtype).view(*inputs.shape[:-1], -1)
+
+    @classmethod
+    def fits(cls, out_features: int, in_features: int) -> bool:
+        """Both ends of the range need a column."""
+        return super().fits(out_features, in_features) and in_features > 1
 
 
 class Int8OneDnn(PackedLinear):
     """oneDNN's kernel, on signed inputs."""
 
     name: ClassVar[str] = "onednn-int8"
-    bytes_per_weight: ClassVar[float] = 1
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -79,6 +118,11 @@ class Int8OneDnn(PackedLinear):
         self._zeros = torch.zeros(self.out_features, dtype=torch.long)
         self._multiply: Any = torch.ops.onednn.qlinear_pointwise.default
         self.nbytes = weight.numel() + self._scales.nbytes + self._zeros.nbytes
+
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return int8_bytes(out_features, in_features) + out_features * torch.long.itemsize
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
@@ -97,10 +141,9 @@ class Int8OneDnn(PackedLinear):
 
 
 class Int8Weight(PackedLinear):
-    """torch's weight-only kernel: part of every build, the slowest of the three."""
+    """torch's weight-only kernel: part of every build, and slow for many rows."""
 
     name: ClassVar[str] = "weight-int8"
-    bytes_per_weight: ClassVar[float] = 1
     in_blocks: ClassVar[bool] = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -108,6 +151,11 @@ class Int8Weight(PackedLinear):
         self._packed, scales = quantize_rows(weight)
         self._scales = scales.squeeze(1).bfloat16()
         self.nbytes = self._packed.nbytes + self._scales.nbytes
+
+    @staticmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """See `PackedLinear.packed_bytes`."""
+        return out_features * (in_features + torch.bfloat16.itemsize)
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
@@ -122,9 +170,40 @@ class Int8Weight(PackedLinear):
 
 
 def has_vnni() -> bool:
-    """Whether the CPU multiplies 8-bit numbers into 32-bit sums, without a 16-bit one in between that may saturate."""
+    """Whether the CPU has AVX-512 VNNI: products of 8 bits, added in 32 at once."""
     vnni: Any = getattr(torch.cpu, "_is_vnni_supported", None)
     return vnni is not None and bool(vnni())
+
+
+@cache
+def fbgemm_saturates() -> bool:
+    """Whether FBGEMM adds pairs of 8-bit products in 16 bits, which overflow. Found by trying.
+
+    On AVX2, and on AVX-512 without VNNI, it does; which of its kernels it takes is its own choice.
+    """
+    ones = torch.ones(PROBE_SIZE, PROBE_SIZE)
+    packed = _pack_fbgemm(ones, row_scales(ones, LEVELS).squeeze(1))
+    outputs = torch.ops.quantized.linear_dynamic(ones, packed)
+    return bool((outputs - PROBE_SIZE).abs().max() > 1)
+
+
+@cache
+def range_ends(width: int) -> torch.Tensor:
+    """``[1, width]``: the least and the largest number of 7 bits, and zeros."""
+    return torch.tensor([[-PART_LEVELS - 1.0, *[0.0] * (width - 2), PART_LEVELS]])
+
+
+def _pack_fbgemm(weight: torch.Tensor, scales: torch.Tensor) -> Any:
+    zeros = torch.zeros(len(scales), dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*are deprecated")  # if they go, `is_available` says so
+        quantized = torch.quantize_per_channel(weight.float(), scales.double(), zeros, 0, torch.qint8)
+    engines: Any = torch.backends.quantized
+    before, engines.engine = engines.engine, "fbgemm"  # it decides whose layout is packed
+    try:
+        return torch.ops.quantized.linear_prepack(quantized, None)
+    finally:
+        engines.engine = before
 
 
 def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,4 +215,5 @@ def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def row_scales(matrix_f32: torch.Tensor, levels: int) -> torch.Tensor:
     """``[R, 1]``: what brings each row to ``-levels … levels``."""
-    return matrix_f32.abs().amax(-1, keepdim=True).clamp_(min=TINY).div_(levels)
+    largest: torch.Tensor = torch.linalg.vector_norm(matrix_f32, torch.inf, -1, keepdim=True)
+    return largest.clamp_(min=TINY).div_(levels)

@@ -28,7 +28,6 @@ class PackedLinear(nn.Module, ABC):
 
     name: ClassVar[str]
     """How the log and docs/precision.md call the kernel."""
-    bytes_per_weight: ClassVar[float]
     in_blocks: ClassVar[bool] = True
     """Packing needs a larger copy of the weight for a moment, so large matrices are packed block by block."""
 
@@ -45,9 +44,19 @@ class PackedLinear(nn.Module, ABC):
         """Whether this machine and torch have the kernel for inputs of such a type."""
 
     @classmethod
+    def fits(cls, out_features: int, in_features: int) -> bool:
+        """Whether the kernel can lay out matrices of this shape."""
+        return out_features > 0 and in_features > 0
+
+    @classmethod
     def takes(cls, weight: torch.Tensor) -> bool:
-        """Whether the kernel can hold this matrix; a plain layer does where it cannot."""
-        return weight.numel() > 0
+        """Whether the kernel can hold this matrix; the next one, or a plain layer, does where it cannot."""
+        return cls.fits(*weight.shape)
+
+    @staticmethod
+    @abstractmethod
+    def packed_bytes(out_features: int, in_features: int) -> int:
+        """What a matrix of a shape that fits will take."""
 
     @abstractmethod
     def multiply(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -6,24 +6,26 @@ A matrix is read, packed and let go one at a time, the largest first, so that lo
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from shard.linear.choice import KernelChoice
+from shard.linear.choice import KERNELS, KernelChoice
 from shard.linear.embedding import Int8Embedding
-from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8Weight
 from shard.linear.packed import PackedLinear, pack
 from shard.model_outline import ModelOutline
+from shared.models.quantized import int8_bytes
 from shared.models.tensors import TensorEntry
 
 Read = Callable[[str], torch.Tensor]
 
-INT8 = (Int8Fbgemm, Int8OneDnn, Int8Weight)
+INT8 = KERNELS["int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,16 @@ class Packing:
         return self.linears | ({self.embedding} if self.embedding else frozenset())
 
     def saves_bytes(self, entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
-        """By about how many bytes the packed parameters will be smaller than in this type."""
-        sizes = {name: entries[name].num_elements for name in self.names if name in entries}
-        return sum(int(size * (dtype.itemsize - self._bytes_per_weight(name))) for name, size in sizes.items())
+        """By how many bytes the packed parameters will be smaller than in this type, those made of several aside."""
+        packed = {name: entries[name] for name in self.names if name in entries}
+        plain_bytes = sum(entry.num_elements for entry in packed.values()) * dtype.itemsize
+        return plain_bytes - sum(self._packed_bytes(name, entry.shape, dtype) for name, entry in packed.items())
 
-    def _bytes_per_weight(self, name: str) -> float:
-        return 1 if name == self.embedding else self.kernels_for(name)[0].bytes_per_weight
+    def _packed_bytes(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        if name == self.embedding:
+            return int8_bytes(*shape)
+        fitting = (kernel.packed_bytes(*shape) for kernel in self.kernels_for(name) if kernel.fits(*shape))
+        return next(fitting, prod(shape) * dtype.itemsize)
 
     def kernels_for(self, name: str) -> tuple[type[PackedLinear], ...]:
         """Kernels to offer a weight, in order. A head decides between close tokens: four bits are too few for it."""
@@ -71,8 +77,10 @@ def plan_packing(
     return Packing(choice, linears, embedding if quantizes else None, outline.head)
 
 
-def packable_weights(model: nn.Module, outline: ModelOutline) -> frozenset[str]:
-    """Names of the weights that only a plain `nn.Linear` uses: not of subclasses, nor a head tied to an embedding.
+def packable_weights(model: PreTrainedModel, outline: ModelOutline) -> frozenset[str]:
+    """Names of the weights that only a plain `nn.Linear` uses.
+
+    Not of subclasses, nor a head tied to an embedding, nor what the model keeps in float32.
 
     Args:
         model: With the range's stand-ins in place.
@@ -80,7 +88,14 @@ def packable_weights(model: nn.Module, outline: ModelOutline) -> frozenset[str]:
     """
     tied = {outline.head} if outline.tied and isinstance(_owner(model, outline.embedding), nn.Embedding) else set()
     linears = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
-    return frozenset(linears - tied)
+    kept = kept_in_float32(model)
+    return frozenset(name for name in linears - tied if not any(pattern.search(name) for pattern in kept))
+
+
+def kept_in_float32(model: Any) -> list[re.Pattern[str]]:
+    """What finds the names of parameters that a model computes in float32 whatever the rest is in."""
+    globs = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}  # noqa: SLF001
+    return [re.compile(glob.replace("*", ".*")) for glob in globs]  # as transformers reads them
 
 
 def packable_embedding(model: nn.Module, outline: ModelOutline) -> str | None:

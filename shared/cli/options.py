@@ -200,6 +200,7 @@ _PLAN = (
         show_default="512, or the context if that is less",
     ),
     dtype_option,
+    quantize_option,
     option(
         "--replicas/--no-replicas",
         "PLAN_REPLICAS",

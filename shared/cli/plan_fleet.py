@@ -35,6 +35,7 @@ class PlanSettings:
         context_len: Positions that each may reach; None for `DEFAULT_CONTEXT_LEN`, or the model's if that is less.
         prompt_len: The prompt whose time to first token is predicted; None for `DEFAULT_PROMPT_LEN`, or the context.
         dtype: As the node's flag.
+        quantize: As the node's flag.
         replicas: Whether machines left over may hold second copies.
         cache_dir: Where models are kept; None is the platform's cache folder.
         as_json: Print JSON.
@@ -47,6 +48,7 @@ class PlanSettings:
     context_len: int | None
     prompt_len: int | None
     dtype: str
+    quantize: str
     replicas: bool
     cache_dir: Path | None
     as_json: bool
@@ -71,6 +73,7 @@ def run_plan(settings: PlanSettings) -> None:
     commands = StartCommands(
         model=settings.model,
         dtype=settings.dtype,
+        quantize=settings.quantize,
         addresses={entry.name: entry.address for entry in entries},
         context_len=demand.context_len,
         sessions=settings.sessions,
@@ -84,7 +87,7 @@ def run_plan(settings: PlanSettings) -> None:
 def _measure(settings: PlanSettings) -> ModelFacts:
     with open_display() as display:
         folder = resolve_outline(settings.model, cache_dir=settings.cache_dir, progress=display.show)
-    return measure_model(folder.path, settings.dtype)
+    return measure_model(folder.path, settings.dtype, settings.quantize)
 
 
 def _demand(settings: PlanSettings, facts: ModelFacts) -> Demand:

@@ -47,6 +47,8 @@ class ModelFacts:
         embedding_bytes: The input embedding, which the first range holds.
         head_bytes: The output head, which the last range holds.
         is_tied: Head and embedding are one tensor, held once by a range that is first and last.
+        tied_bytes: What both take in a range that is first and last, if they are tied: never quantized. 0 stands for
+            `embedding_bytes`.
         shared_bytes: What every range holds: the final norm, learned positions.
         hidden_bytes: One position's hidden states on the wire.
         forbidden_cuts: Boundaries at which no range may end: layer `n` and `n - 1` must share a node.
@@ -68,6 +70,7 @@ class ModelFacts:
     forbidden_cuts: frozenset[int] = frozenset()
     context_len: int = 0
     vocab_size: int = 0
+    tied_bytes: int = 0
     step_bytes_per_token: int = 0
     mask_bytes_per_pair: int = 0
 
@@ -89,6 +92,6 @@ class ModelFacts:
 
     def end_bytes(self, *, is_first: bool, is_last: bool) -> int:
         """Weights that a range holds because it is the first, the last, or both."""
-        embedding = self.embedding_bytes if is_first else 0
-        head = self.head_bytes if is_last and not (is_first and self.is_tied) else 0
-        return embedding + head
+        if is_first and is_last and self.is_tied:
+            return self.tied_bytes or self.embedding_bytes
+        return (self.embedding_bytes if is_first else 0) + (self.head_bytes if is_last else 0)

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,14 +18,15 @@ from shared.models.errors import ModelUnavailable
 from shared.models.facts import LayerFacts, ModelFacts
 from shared.models.fingerprint import stored_tensors
 from shared.models.folder import read_config, read_json, text_config
+from shared.models.quantized import quantized_bytes
 from shared.models.slots import read_forbidden_cuts, read_slots
 from shared.models.step_sizes import MASK_FLAG_BYTES, activation_items
 from shared.models.tensors import TensorEntry
+from shared.options import QUANTIZE_NONE
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What weights can be computed in."""
 _STORED: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_MATRIX_RANK: Final = 2
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)\.")
 _HEADS: Final = ("lm_head", "embed_out", "output", "head")
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -43,13 +43,14 @@ class _Sorted:
     rest: list[TensorEntry] = field(default_factory=list)
 
 
-def measure_model(folder: Path, dtype: str = "auto", matrix_item_bytes: float | None = None) -> ModelFacts:
+def measure_model(folder: Path, dtype: str = "auto", quantize: str = QUANTIZE_NONE) -> ModelFacts:
     """Read what a planner, and a node before it loads, needs of the model in a folder.
 
     Args:
         folder: With `config.json` and safetensors.
         dtype: What it will be computed in: a key of `ITEM_BYTES`, or ``auto`` for what most of it is stored in.
-        matrix_item_bytes: Bytes of one element of the layers' matrices, scales included, where they are held quantized.
+        quantize: As the node's flag. What a node keeps plain of what looks like a layer's matrix cannot be told from
+            names alone, but for experts and a tied head: the node's own count is exact.
 
     Raises:
         ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
@@ -65,18 +66,20 @@ def measure_model(folder: Path, dtype: str = "auto", matrix_item_bytes: float | 
     slots = read_slots(text, config.num_layers, item_bytes)
     chosen = _chosen_share(text)
     is_tied = not parts.head or text.get("tie_word_embeddings") is True
-    embedding_bytes = _bytes_in_memory(parts.embedding, item_bytes)
+    ends = "int8" if quantize != QUANTIZE_NONE else QUANTIZE_NONE
+    embedding_bytes = _bytes_in_memory(parts.embedding, item_bytes, ends)
     return ModelFacts(
         layers=tuple(
             LayerFacts(
-                weight_bytes=_bytes_in_memory(parts.layers[index], item_bytes, matrix_item_bytes),
-                active_bytes=_active_bytes(parts.layers[index], item_bytes, matrix_item_bytes, chosen),
+                weight_bytes=_bytes_in_memory(parts.layers[index], item_bytes, quantize),
+                active_bytes=_active_bytes(parts.layers[index], item_bytes, quantize, chosen),
                 slot=slots[index],
             )
             for index in range(config.num_layers)
         ),
         embedding_bytes=embedding_bytes,
-        head_bytes=embedding_bytes if is_tied else _bytes_in_memory(parts.head, item_bytes),
+        head_bytes=embedding_bytes if is_tied else _bytes_in_memory(parts.head, item_bytes, ends),
+        tied_bytes=_bytes_in_memory(parts.embedding, item_bytes) if is_tied else 0,
         is_tied=is_tied,
         shared_bytes=_bytes_in_memory(parts.rest, item_bytes),
         hidden_bytes=config.hidden_size * item_bytes,
@@ -114,25 +117,26 @@ def _stored_bytes(layers: Mapping[int, list[TensorEntry]]) -> int:
     return sum(tensor.nbytes for tensor in chain.from_iterable(layers.values()))
 
 
-def _bytes_in_memory(tensors: Iterable[TensorEntry], item_bytes: int, matrix_item_bytes: float | None = None) -> int:
-    """Floats take what they are computed in, matrices what they are quantized to, others what they take in the file."""
-    return sum(_tensor_bytes(tensor, item_bytes, matrix_item_bytes) for tensor in tensors)
+def _bytes_in_memory(tensors: Iterable[TensorEntry], item_bytes: int, quantize: str = QUANTIZE_NONE) -> int:
+    """Floats take what they are computed in or quantized to, others what they take in the file."""
+    return sum(_tensor_bytes(tensor, item_bytes, quantize) for tensor in tensors)
 
 
-def _tensor_bytes(tensor: TensorEntry, item_bytes: int, matrix_item_bytes: float | None) -> int:
+def _tensor_bytes(tensor: TensorEntry, item_bytes: int, quantize: str) -> int:
     if tensor.dtype not in _STORED:
         return tensor.nbytes
-    is_quantized = matrix_item_bytes is not None and len(tensor.shape) >= _MATRIX_RANK
-    return round(prod(tensor.shape) * (matrix_item_bytes if is_quantized and matrix_item_bytes else item_bytes))
+    return quantized_bytes(tensor.shape, item_bytes, QUANTIZE_NONE if _is_expert(tensor) else quantize)
 
 
-def _active_bytes(
-    tensors: list[TensorEntry], item_bytes: int, matrix_item_bytes: float | None, chosen_share: float
-) -> int:
+def _is_expert(tensor: TensorEntry) -> bool:
+    """Experts are stored one by one and computed as one tensor, which is not quantized."""
+    return "experts" in tensor.name.split(".")
+
+
+def _active_bytes(tensors: list[TensorEntry], item_bytes: int, quantize: str, chosen_share: float) -> int:
     """What a decode step reads of a layer: of its experts only the chosen ones."""
-    experts = [tensor for tensor in tensors if "experts" in tensor.name.split(".")]
-    unread = _bytes_in_memory(experts, item_bytes, matrix_item_bytes) * (1 - chosen_share)
-    return round(_bytes_in_memory(tensors, item_bytes, matrix_item_bytes) - unread)
+    experts = _bytes_in_memory(filter(_is_expert, tensors), item_bytes, quantize)
+    return round(_bytes_in_memory(tensors, item_bytes, quantize) - experts * (1 - chosen_share))
 
 
 def _chosen_share(text: Mapping[str, Any]) -> float:

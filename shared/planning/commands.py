@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from shared.options import QUANTIZE_NONE
 from shared.planning.plan import Copy, Plan
 
 MESH_TOKEN_VARIABLE = "MESHNET_MESH_TOKEN"  # noqa: S105 - the variable's name
@@ -42,6 +43,7 @@ class StartCommands:
     Args:
         model: As the user called it.
         dtype: The nodes' `--dtype`.
+        quantize: Their `--quantize`.
         addresses: By machine's name.
         context_len: The gateway's `--context-len`.
         sessions: The nodes' `--kv-max-sessions`.
@@ -49,6 +51,7 @@ class StartCommands:
 
     model: str
     dtype: str
+    quantize: str
     addresses: Mapping[str, NodeAddress]
     context_len: int
     sessions: int
@@ -72,6 +75,7 @@ class StartCommands:
             *("--kv-max-bytes", str(copy.cost.kv_bytes + copy.cost.free_bytes)),
             *(("--device", place.device) if place.device else ()),
             *(("--dtype", self.dtype) if self.dtype != "auto" else ()),
+            *(("--quantize", self.quantize) if self.quantize != QUANTIZE_NONE else ()),
         ]
 
     def gateway(self, plan: Plan) -> list[str]:

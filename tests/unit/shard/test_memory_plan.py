@@ -47,7 +47,7 @@ def test_a_refusal_says_what_it_takes_what_there_is_and_what_to_do():
         plan(500 << 20).check()
     assert refused.value.message == (
         "layers 0:3 take 1000 MiB for weights, 100 MiB for a step, 1.08 GiB in all, "
-        "and 500 MiB of 4 GiB are free: give it fewer --layers, or a smaller --dtype"
+        "and 500 MiB of 4 GiB are free: give it fewer --layers, or a smaller --dtype or --quantize"
     )
 
 
@@ -60,11 +60,11 @@ def test_a_budget_for_sessions_that_does_not_fit_is_named_with_what_would():
 def test_a_node_states_its_memory_once(tiny_model: TinyModels):
     """With every figure that decides."""
     with capture_logs() as logs:
-        stated = state_memory(tiny_model("gemma3"), LAYERS, "float32", PLENTY, KvLimits())
+        stated = state_memory(tiny_model("gemma3"), LAYERS, "float32", PLENTY, KvLimits(), weights_bytes=12_345)
     assert stated is not None
     (line,) = logs
     assert line["event"] == "stage.memory"
-    assert line["weights"] == stated.need.weights_bytes > 0
+    assert line["weights"] == stated.need.weights_bytes == 12_345
     assert line["state_per_session"] == stated.need.state_bytes > 0
     assert line["kv_per_token"] > 0
     assert line["working"] > 0
@@ -78,15 +78,18 @@ def test_a_model_that_cannot_be_measured_is_not_refused(tiny_model: TinyModels, 
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 6', '"num_hidden_layers": 7'))
     with capture_logs() as logs:
-        assert state_memory(tmp_path, LAYERS, "float32", PLENTY, KvLimits()) is None
+        assert state_memory(tmp_path, LAYERS, "float32", PLENTY, KvLimits(), weights_bytes=12_345) is None
     assert [line["event"] for line in logs] == ["stage.memory_unknown"]
 
 
-def load_llama(folder: Path, progress: list[int], *, joined: bool = False) -> StageRunner:
+def load_llama(
+    folder: Path, progress: list[int], *, joined: bool = False, quantize: str = "none", kernels_dir: Path | None = None
+) -> StageRunner:
     """Load layers 0:2 as a node does: a range of its own, or one that a gateway gave it."""
-    given = replace(settings("127.0.0.1:0"), device="cpu", layers=None if joined else LayerRange(0, 2))
+    layers = None if joined else LayerRange(0, 2)
+    given = replace(settings("127.0.0.1:0"), device="cpu", layers=layers, quantize=quantize)
     loading = Loading(lambda done, _: progress.append(done), lambda: None, lambda *_: None)
-    return load.load_runner(given, ModelFolder(folder, "llama", "f"), LayerRange(0, 2), loading, cache_dir=None)
+    return load.load_runner(given, ModelFolder(folder, "llama", "f"), LayerRange(0, 2), loading, cache_dir=kernels_dir)
 
 
 def test_nothing_is_read_of_a_range_that_does_not_fit(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch):
@@ -114,3 +117,25 @@ def test_what_a_step_works_in_is_not_offered_to_sessions(tiny_model: TinyModels,
     assert 0 < runner.memory_free_bytes() < PLENTY.free_bytes
     assert runner.memory_limit_bytes == PLENTY.limit_bytes
     assert runner.memory_used_bytes() > runner.weight_bytes > 0
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_weights_are_stated_as_they_will_be_held(tiny_model: TinyModels, kernels_dir: Path, quantize: str):
+    """Of every kind of weight, to the byte."""
+    with capture_logs() as logs:
+        runner = load_llama(tiny_model("llama"), [], quantize=quantize, kernels_dir=kernels_dir)
+    (line,) = [line for line in logs if line["event"] == "stage.memory"]
+    assert line["weights"] == runner.weight_bytes
+
+
+def test_a_range_may_fit_only_quantized(tiny_model: TinyModels, kernels_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is refused in full is held in eight bits."""
+    with capture_logs() as logs:
+        load_llama(tiny_model("llama"), [])
+    (line,) = [line for line in logs if line["event"] == "stage.memory"]
+    free_bytes = line["weights"] // 2 + line["working"] + CAPACITY_MIN * line["kv_per_token"]
+    monkeypatch.setattr(load, "device_memory", lambda _: Memory(0, free_bytes, free_bytes))
+    with pytest.raises(LoadFailed, match="a smaller --dtype or --quantize"):
+        load_llama(tiny_model("llama"), [])
+    held = load_llama(tiny_model("llama"), [], quantize="int8", kernels_dir=kernels_dir)
+    assert held.weight_bytes < line["weights"] // 2

@@ -30,6 +30,27 @@ def test_a_ranges_weights_are_what_a_node_loads(tiny_model: TinyModels, kind: st
     assert CostModel(facts, Demand()).weights_bytes(LayerRange(*layers)) == loaded
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [(0, 2), (2, 6), (0, 6)], ids=str)
+def test_quantized_weights_are_nearly_what_a_node_holds(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, kind: str, layers: tuple[int, int], quantize: str
+):
+    """Within 10 %: small matrices that look like a linear layer's, as a router's, stay plain."""
+    from shard.linear.choice import KERNELS
+    from shard.linear.int8 import Int8Weight
+    from shard.loader import load_stage
+
+    monkeypatch.setitem(KERNELS, "int8", (Int8Weight,))  # on every machine
+    if kind == "gemma3" and layers == (0, 2):
+        pytest.skip("its embedding scales what it looks up, and stays plain: only the node knows")
+    folder = tiny_model(kind)
+    held = LayerRange(*layers)
+    stage = load_stage(folder, held, device="cpu", dtype="bfloat16", quantize=quantize)
+    facts = measure_model(folder, "bfloat16", quantize)
+    assert CostModel(facts, Demand()).weights_bytes(held) == pytest.approx(stage.weight_bytes, rel=0.1)
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_a_positions_caches_are_what_a_node_measures(tiny_model: TinyModels, kind: str):
     """What the node reports as `kv_bytes_per_token` once it has tried its layers."""

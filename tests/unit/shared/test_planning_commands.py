@@ -24,9 +24,10 @@ MACHINE = Machine(name="a", memory_bytes=100_000, decode_s_per_layer=0.001, runt
 PLAN = plan_fleet(MODEL, [MACHINE], Demand(sessions=2, context_len=10))
 
 
-def start(address: NodeAddress, model: str = "default", dtype: str = "auto") -> StartCommands:
+def start(address: NodeAddress, model: str = "default", dtype: str = "auto", quantize: str = "none") -> StartCommands:
     """Commands for the plan's one machine."""
-    return StartCommands(model=model, dtype=dtype, addresses={"a": address}, context_len=10, sessions=2)
+    addresses = {"a": address}
+    return StartCommands(model=model, dtype=dtype, quantize=quantize, addresses=addresses, context_len=10, sessions=2)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +52,12 @@ def test_a_node_may_fill_what_the_plan_leaves_with_caches():
     assert command[command.index("--kv-max-sessions") + 1] == "2"
 
 
-def test_device_and_dtype_are_said_only_where_chosen():
+def test_device_and_precision_are_said_only_where_chosen():
     """A node chooses well by itself."""
-    assert "--device" not in start(NodeAddress("a:9001")).node(PLAN.stages[0].primary)
+    bare = start(NodeAddress("a:9001")).node(PLAN.stages[0].primary)
+    assert not {"--device", "--dtype", "--quantize"} & set(bare)
+    quantized = start(NodeAddress("a:9001"), quantize="int4").node(PLAN.stages[0].primary)
+    assert quantized[-2:] == ["--quantize", "int4"]
     command = start(NodeAddress("a:9001", "cuda:1"), dtype="float32").node(PLAN.stages[0].primary)
     assert command[-4:] == ["--device", "cuda:1", "--dtype", "float32"]
 

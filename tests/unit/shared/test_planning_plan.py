@@ -214,7 +214,9 @@ def test_the_report_names_every_machine_and_its_figures():
     fleet = [machine("a", 512 + 800), machine("b", 512 + 800), machine("slow", ms=90)]
     plan = plan_fleet(model(), fleet, DEMAND)
     addresses = {item.name: NodeAddress(f"{item.name}:9001") for item in fleet}
-    commands = StartCommands(model="m", dtype="auto", addresses=addresses, context_len=1000, sessions=2)
+    commands = StartCommands(
+        model="m", dtype="auto", quantize="none", addresses=addresses, context_len=1000, sessions=2
+    )
     text, data = plan_text(plan, fleet, commands), plan_json(plan, fleet, commands)
     assert f"{plan.tokens_per_s:.3g} tokens/s" in text
     assert "slow  left out" in text
