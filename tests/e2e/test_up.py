@@ -263,7 +263,7 @@ def test_a_setting_that_a_node_refuses_is_shown(tiny_model: TinyModels, tmp_path
     env = {"MESHNET_KV_MAX_BYTES": "900T"}
     with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", env=env) as up:
         assert up.process.wait(START_TIMEOUT_S) == 1
-        assert "ended unexpectedly with exit code" in up.text
+        assert "error: node-0: layers 0:6 take " in up.text
         assert "lower --kv-max-bytes to at most" in up.text
 
 
