@@ -75,6 +75,7 @@ class ScriptedRunner:
     crash: Callable[[float | None], None]
     device: str = "cpu"
     dtype: str = "f32"
+    quantize: str = "none"
     supports_kv_cache: bool = True
     kv_bytes_per_token: int = 1
     needs_token_ids: bool = False
