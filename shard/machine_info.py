@@ -12,7 +12,6 @@ import importlib.metadata
 import platform
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from shard.find_weights import local_models
 from shard.machine import machine_memory
 from shard.settings import NodeSettings
 from shared.messages import MachineInfo
+from shared.replace_file import replace_file
 
 MEASURE_VERSION = 1
 """Raised when a measurement would now mean something else."""
@@ -83,9 +83,7 @@ def remembered_figures(
     figures = measure()
     log.info("machine.measured", **asdict(figures), remembered=str(path))
     folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{threading.get_native_id()}.partial")
-    partial.write_bytes(orjson.dumps(asdict(figures), option=orjson.OPT_INDENT_2))
-    partial.replace(path)
+    replace_file(path, orjson.dumps(asdict(figures), option=orjson.OPT_INDENT_2))
     return figures
 
 

@@ -7,7 +7,6 @@ What was found is kept in the cache folder, under all that it depends on.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8TwoParts, Int8Weight
 from shard.linear.packed import PackedLinear, pack
 from shared.errors import LoadFailed
 from shared.options import QUANTIZE_NONE
+from shared.replace_file import replace_file
 
 CACHE_FILE = "kernels.json"
 """Beside what is kept of the machine for joining."""
@@ -177,6 +177,4 @@ def _keep(cache_dir: Path | None, measurements: dict[str, dict[str, int]]) -> No
         return
     with suppress(OSError):
         cache_dir.mkdir(parents=True, exist_ok=True)
-        partial = cache_dir / f"{CACHE_FILE}.{os.getpid()}"
-        partial.write_text(json.dumps(measurements, indent=1), encoding="utf-8")
-        partial.replace(cache_dir / CACHE_FILE)
+        replace_file(cache_dir / CACHE_FILE, json.dumps(measurements, indent=1).encode())

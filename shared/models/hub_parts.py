@@ -7,7 +7,6 @@ later start asks nobody. `meshnet pull --refresh` removes the pin.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from shared.models.progress import ProgressSink
 from shared.models.range_client import never
 from shared.models.remote import RemoteModel
 from shared.models.store import Store
+from shared.replace_file import replace_file
 
 MAIN_REVISION = "main"
 KEY_COMMIT_CHARS = 12
@@ -82,6 +82,4 @@ def _read_pin(path: Path, headers: Mapping[str, str]) -> RemoteModel | None:
 
 
 def _write_pin(path: Path, model: RemoteModel) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(json.dumps(model.to_json()), encoding="utf-8")
-    new.replace(path)
+    replace_file(path, json.dumps(model.to_json()).encode())

@@ -12,7 +12,6 @@ other only there.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -38,6 +37,7 @@ from shared.models.remote import RemoteFile, RemoteModel, hash_mismatch
 from shared.models.spans import Span, coalesce, covers, cut, subtract, total_bytes
 from shared.models.store import Store, require_space
 from shared.models.tensors import LENGTH_BYTES, TensorEntry, header_bytes, parse_header, parse_index
+from shared.replace_file import replace_file
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
 """One request: so much is fetched again after a kill, and a gateway hashes so much before it answers."""
@@ -128,14 +128,10 @@ class PartFolder:
         if path.exists():
             return
         content = client.read_whole(file)
-        partial = path.with_name(f".{file.name}.{os.getpid()}")
         try:
-            partial.write_bytes(content)
-            partial.replace(path)
+            replace_file(path, content)
         except OSError as error:
             raise ModelUnavailable("disk_full", f"{path} cannot be written: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _weight_names(self, client: RangeClient) -> list[str]:
         """The files that hold the weights, as the index names them.

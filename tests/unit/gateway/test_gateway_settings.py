@@ -95,7 +95,7 @@ def test_loopback_is_recognized(host: str, local: bool):
 
 
 @pytest.mark.parametrize(
-    "text", ["http://a:1", "a", "ws://", "a:b", "", "a:1/x", "ws://a..b:9001", "ws://[::1:9001", "ws://a:99999", "a:0"]
+    "text", ["ftp://a:1", "a", "ws://", "a:b", "", "a:1/x", "ws://a..b:9001", "ws://[::1:9001", "ws://a:99999", "a:0"]
 )
 def test_what_is_no_node_address_is_refused(text: str):
     """With the form that is wanted."""
