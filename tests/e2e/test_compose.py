@@ -173,7 +173,8 @@ def test_it_serves_is_healthy_and_ends_when_told(composed: Composed):
     assert composed.curl("client", f"http://{node}:9001/healthz").returncode != 0
     assert composed.curl("shard-1", f"http://{node}:9001/healthz").returncode == 7  # it listens for itself alone
     for number in range(NODES):
-        assert composed.is_healthy(f"shard-{number}", "shard-cpu")
+        node = f"shard-{number}"  # a spare may still be starting: an engine would ask again as well
+        wait_until(lambda node=node: composed.is_healthy(node, "shard-cpu"), f"the health of {node}", 120)
     for process in composed.processes.values():
         process.ask_to_end()
     ends = {host: process.process.wait(60) for host, process in composed.processes.items()}
