@@ -267,13 +267,6 @@ def test_a_setting_that_a_node_refuses_is_shown(tiny_model: TinyModels, tmp_path
         assert "lower --kv-max-bytes to at most" in up.text
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_starts(tiny_model: TinyModels, tmp_path: Path):
-    """In one line."""
-    with running_up(tiny_model("llama"), tmp_path, "--nodes", "1", "--device", "abacus") as up:
-        assert up.process.wait(START_TIMEOUT_S) == 1
-        assert up.text.startswith("Error: --device: unknown device 'abacus'")
-
-
 def test_more_nodes_than_layers_are_refused(tiny_model: TinyModels, tmp_path: Path):
     """Said at once."""
     with running_up(tiny_model("llama"), tmp_path, "--nodes", "7") as up:
