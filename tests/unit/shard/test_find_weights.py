@@ -12,30 +12,13 @@ from shard.assignment import Assignment, Loading, LoadStopped, ServedModel
 from shard.find_weights import find_weights, local_models
 from shard.load import measure_room
 from shard.room import Room
-from shard.settings import KvLimits, NodeSettings
 from shared.layers import LayerRange
-from shared.mesh_access import MeshAccess
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
 from shared.models.folder import ModelFolder
 from shared.models.progress import Progress, ProgressSink
 from tests.conftest import TinyModels
-
-JOINING = NodeSettings(
-    model=None,
-    layers=None,
-    joins=("ws://a/mesh",),
-    listen=None,
-    node_id=None,
-    device="cpu",
-    dtype="auto",
-    quantize="none",
-    threads=1,
-    access=MeshAccess(),
-    insecure=False,
-    kv=KvLimits(),
-    drain_s=1.0,
-)
+from tests.support.node_settings import JOINING
 
 
 class Reports:

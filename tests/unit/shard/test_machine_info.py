@@ -11,28 +11,12 @@ import pytest
 from shard.machine import Memory
 from shard.machine_info import MachineFigures, describe_machine, remembered_figures
 from shard.room import MemoryBudget, Room
-from shard.settings import KvLimits, NodeSettings
 from shared.errors import LoadFailed
-from shared.mesh_access import MeshAccess
 from shared.models.fingerprint import fingerprint
 from tests.conftest import TinyModels
+from tests.support.node_settings import JOINING as SETTINGS
 
 FIGURES = MachineFigures(device="cpu", runtime_bytes=400, read_bytes_per_s=10, prefill_bytes_per_s=300)
-SETTINGS = NodeSettings(
-    model=None,
-    layers=None,
-    joins=("ws://a/mesh",),
-    listen=None,
-    node_id=None,
-    device="cpu",
-    dtype="auto",
-    quantize="none",
-    threads=1,
-    access=MeshAccess(),
-    insecure=False,
-    kv=KvLimits(),
-    drain_s=1.0,
-)
 
 
 class Measuring:

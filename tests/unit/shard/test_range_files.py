@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ from shard.held_range import Loading
 from shard.load import load_runner
 from shard.loader import load_stage, plan_range
 from shard.range_files import resolve_range
-from shard.settings import Address, KvLimits, NodeSettings
 from shard.stage import StageInput
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
-from shared.mesh_access import MeshAccess
 from shared.mesh_tokens import MeshTokens
 from shared.models.errors import ModelUnavailable
 from shared.models.fingerprint import fingerprint
@@ -32,26 +31,14 @@ from tests.support.api_server import ApiServer, running_api
 from tests.support.architectures import NUM_LAYERS, VOCAB_SIZE, tiny_config
 from tests.support.fake_hub import COMMIT, FakeHub, running_hub
 from tests.support.hub_place import use_hub
+from tests.support.node_settings import LISTENING
 from tests.support.parity_case import STEPS, TOLERANCE, CutModel, build_whole, reference
 
 THREE = (LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, NUM_LAYERS))
 MIDDLE = LayerRange(2, 4)
 TOKEN = "mesh-secret"
 URL = f"/org/tiny/resolve/{COMMIT}/model.safetensors"
-SETTINGS = NodeSettings(
-    model="org/tiny",
-    layers=MIDDLE,
-    listen=Address("127.0.0.1", 0),
-    node_id="n",
-    device="cpu",
-    dtype="float32",
-    quantize="none",
-    threads=1,
-    access=MeshAccess(),
-    insecure=False,
-    kv=KvLimits(),
-    drain_s=0.0,
-)
+SETTINGS = replace(LISTENING, model="org/tiny", layers=MIDDLE)
 LAYOUTS = {
     "mixtral": "block_sparse_moe.experts.1.w1",  # experts one by one, under other names than the model's
     "qwen3_moe": "mlp.experts.1.gate_proj",  # experts one by one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,6 +24,7 @@ from shared.layers import LayerRange
 from shared.mesh_access import MeshAccess
 from shared.mesh_tokens import MeshTokens
 from shared.options import SettingError
+from tests.support.node_settings import LISTENING
 
 
 @pytest.mark.parametrize(
@@ -60,20 +62,8 @@ def test_node_id_must_fit_a_message(text: str) -> None:
 
 def settings(listen: str, token: str | None = None, *, insecure: bool = False) -> NodeSettings:
     """Settings that differ in who may reach the node."""
-    return NodeSettings(
-        model="m",
-        layers=LayerRange(0, 2),
-        listen=Address.parse(listen),
-        node_id="n",
-        device="auto",
-        dtype="auto",
-        quantize="none",
-        threads=1,
-        access=MeshAccess(tokens=MeshTokens([token] if token else [])),
-        insecure=insecure,
-        kv=KvLimits(),
-        drain_s=1.0,
-    )
+    access = MeshAccess(tokens=MeshTokens([token] if token else []))
+    return replace(LISTENING, listen=Address.parse(listen), access=access, insecure=insecure)
 
 
 def test_listening_beyond_loopback_needs_a_token_or_a_word() -> None:
