@@ -101,7 +101,7 @@ class Fleet:
 
     async def _step(self) -> None:
         if self.forecast is None:
-            self.pending = "the sizes of this model's layers cannot be told from its files"
+            self._note_pending("the sizes of this model's layers cannot be told from its files")
             return
         for _ in range(CHANGES_AT_ONCE_MAX):
             decision = await self.offload(decide, self.state(), self.forecast, self.policy)

@@ -76,7 +76,13 @@ async def live_fleet(cuts: tuple[str, ...] = (), **policy: Any) -> AsyncIterator
             offload=_inline,
         )
         joins = Joins(mesh.mesh, gateway_id="gateway", model=MODEL, access=MeshAccess(), clock=clock)
-        drainer = Drainer(mesh=mesh.mesh, members=members, admission=generator.admission, clock=clock)
+        drainer = Drainer(
+            mesh=mesh.mesh,
+            members=members,
+            admission=generator.admission,
+            clock=clock,
+            pending=lambda: fleet.pending,
+        )
         mesh.view = MeshView(mesh.mesh, generator, clock=clock, fleet=fleet)
         running = asyncio.create_task(fleet.run())
         try:

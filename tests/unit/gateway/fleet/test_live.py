@@ -187,6 +187,34 @@ async def test_a_node_that_nothing_can_replace_stays() -> None:
         assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
 
 
+async def test_a_node_that_others_are_too_small_to_replace_stays() -> None:
+    """The plan's own words say why, within seconds."""
+    async with live_fleet() as fleet:
+        fleet.join("a", machine=machine(3))
+        fleet.join("b", machine=machine(3))
+        await fleet.until_ready()
+        with pytest.raises(DrainRefused, match=r"nothing can take the place of a: .* no plan is possible"):
+            await fleet.mesh.drive(fleet.drainer.drain("a"))
+        assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+
+
+@pytest.mark.parametrize("has_sizes", [True, False])
+async def test_nodes_that_wait_for_layers_are_named_with_what_the_plan_waits_for(has_sizes: bool) -> None:
+    """`/readyz` and refused calls must not say that nobody is connected."""
+    async with live_fleet() as fleet:
+        if not has_sizes:
+            fleet.fleet.forecast = None
+        fleet.join("small", machine=machine(2))
+        await fleet.mesh.drive(fleet.mesh.clock.sleep(10.0))
+        readiness = fleet.mesh.view.readiness()
+        why = "no plan is possible" if has_sizes else "cannot be told from its files"
+        assert readiness["reason"].startswith("no node holds any layers; small waits for layers; ")
+        assert why in readiness["reason"]
+        assert [(node["id"], node["layers"], node["state"]) for node in readiness["nodes"]] == [
+            ("small", None, "waiting")
+        ]
+
+
 async def test_who_is_drained_twice_or_not_there() -> None:
     """Both are said at once."""
     async with live_fleet() as fleet:
