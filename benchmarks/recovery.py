@@ -3,7 +3,9 @@
 Three ranges with two nodes each, float32, one thread each. Every stream loses the node that serves one of its hops, by
 SIGKILL, at a random hop and a random moment: while it decodes, while its prompt is computed, or twice. The killed node
 starts again while the next stream runs. Each answer is compared with the undisturbed one of the same prompt and
-sampling. The stall is what the client sees: from the last token before the kill to the first one after it.
+sampling. The stall is what the client sees: from the last token before a hop was rebuilt to the first one after it, of
+which detection is the time from the kill until the gateway knows of it, and re-prefill that hop's work on what it lost.
+When no token had come yet, the stall is how much later than undisturbed the first one comes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tempfile
 import threading
 import time
 from array import array
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,14 +54,42 @@ APPENDS = 20_000
 
 @dataclass
 class Kill:
-    """One node killed, seen from the client and from the gateway's log; seconds."""
+    """One node killed; moments as the gateway's log has them."""
 
     way: str
     hop: int
     at_token: int
-    stall_s: float = 0.0
-    detection_s: float = 0.0
-    prefill_s: float = 0.0
+    node: str = ""
+    killed_at: float = 0.0
+    noticed_at: float | None = None
+    replayed_at: float | None = None
+    recovered_at: float | None = None
+    """None if the stream ended without another step of this hop."""
+
+    @property
+    def detection_s(self) -> float:
+        """From the kill until the gateway saw the link closed."""
+        return 0.0 if self.noticed_at is None else self.noticed_at - self.killed_at
+
+    @property
+    def prefill_s(self) -> float:
+        """The last re-prefill, which gave the step's answer."""
+        return 0.0 if self.replayed_at is None or self.recovered_at is None else self.recovered_at - self.replayed_at
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A gap between two tokens in which hops were rebuilt, after one kill or two; seconds."""
+
+    gap_s: float
+    detection_s: float
+    prefill_s: float
+    ways: tuple[str, ...]
+
+    @property
+    def beyond_prefill_s(self) -> float:
+        """What the target is set for."""
+        return self.gap_s - self.prefill_s
 
 
 @dataclass
@@ -101,7 +132,6 @@ class Killer:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.killed_ats: list[float] = []
         self._ends_at = fleet.gateway.log.stat().st_size
 
     def wait_until_full(self) -> None:
@@ -113,11 +143,11 @@ class Killer:
             LOADED_WITHIN_S,
         )
 
-    def kill(self, hop: int) -> None:
-        """Kill whoever holds the stream's session for this hop, and start it again."""
-        name = wait_until(lambda: self._holder(hop), f"a session at hop {hop}", 30)
-        process = next(node for node in self._fleet.nodes if node.name == name)
-        self.killed_ats.append(time.time())
+    def kill(self, kill: Kill) -> None:
+        """Kill whoever holds the stream's session for the hop, and start it again."""
+        kill.node = wait_until(lambda: self._holder(kill.hop), f"a session at hop {kill.hop}", 30)
+        process = next(node for node in self._fleet.nodes if node.name == kill.node)
+        kill.killed_at = time.time()
         process.kill()
         process.start()
 
@@ -127,47 +157,73 @@ class Killer:
         return next(held, None)
 
     def events(self) -> list[dict[str, Any]]:
-        """What the gateway has logged of hops since this killer was made."""
+        """What the gateway has logged of hops and nodes since this killer was made."""
         with self._fleet.gateway.log.open("rb") as log:
             log.seek(self._ends_at)
-            lines = [json.loads(line) for line in log if b'"hop.' in line]
+            lines = [json.loads(line) for line in log if b'"hop.' in line or b'"node.disconnected' in line]
         for event in lines:
             event["at"] = dt.datetime.fromisoformat(event["timestamp"]).timestamp()
         return lines
 
 
-def disturb(fleet: Fleet, body: dict[str, Any], way: str, rng: Random) -> tuple[Streamed, list[Kill]]:
-    """One stream that loses nodes."""
+def disturb(
+    fleet: Fleet, body: dict[str, Any], way: str, rng: Random, first_token_s: float
+) -> tuple[Streamed, list[Kill], list[Stall]]:
+    """One stream that loses nodes.
+
+    Args:
+        fleet: Whose nodes.
+        body: The request.
+        way: One of `WAYS`.
+        rng: Of hops and moments.
+        first_token_s: How long the first token takes undisturbed.
+    """
     killer = Killer(fleet)
     killer.wait_until_full()
     hops = rng.sample(range(RANGES), 2 if way == "twice" else 1)
     whens = sorted(rng.sample(range(2, body["max_tokens"] - 4), len(hops)))
-    kills = [Kill(way, hop, when) for hop, when in zip(hops, whens, strict=True)]
     if way == "prefill":
-        kills[0].at_token = 0
-        killing = threading.Thread(target=killer.kill, args=(kills[0].hop,))
+        kills = [Kill(way, hops[0], 0)]
+        killing = threading.Thread(target=killer.kill, args=kills)
         killing.start()
         streamed = stream(fleet.base_url, body)
         killing.join()
     else:
-        at = {kill.at_token: kill.hop for kill in kills}
+        kills = [Kill(way, hop, when) for hop, when in zip(hops, whens, strict=True)]
+        at = {kill.at_token: kill for kill in kills}
         streamed = stream(fleet.base_url, body, lambda count: killer.kill(at[count]) if count in at else None)
     events = killer.events()
-    for kill, killed_at in zip(kills, killer.killed_ats, strict=True):
-        _measure(kill, killed_at, streamed, [event for event in events if event["hop"] == kill.hop])
-    return streamed, kills
+    for kill in kills:
+        _find_moments(kill, events)
+    return streamed, kills, stalls_of(streamed, kills, first_token_s)
 
 
-def _measure(kill: Kill, killed_at: float, streamed: Streamed, events: Sequence[dict[str, Any]]) -> None:
-    before = [at for at in streamed.token_ats if at <= killed_at] or [streamed.sent_at]
-    after = [at for at in streamed.token_ats if at > killed_at]
-    kill.stall_s = after[0] - before[-1] if after else 0.0
-    later = [event for event in events if event["at"] >= killed_at]
-    failed = next((event["at"] for event in later if event["event"] == "hop.failed"), None)
-    kill.detection_s = failed - killed_at if failed is not None else 0.0
-    began = [event["at"] for event in later if event["event"] == "hop.replayed"]
-    ended = [event["at"] for event in later if event["event"] == "hop.recovered"]
-    kill.prefill_s = ended[0] - began[-1] if began and ended else 0.0
+def _find_moments(kill: Kill, events: Sequence[dict[str, Any]]) -> None:
+    later = [event for event in events if event["at"] >= kill.killed_at]
+    noticed = (event for event in later if event["event"] == "node.disconnected" and event["node"] == kill.node)
+    kill.noticed_at = next((event["at"] for event in noticed), None)
+    of_hop = [event for event in later if event.get("hop") == kill.hop]
+    kill.recovered_at = next((event["at"] for event in of_hop if event["event"] == "hop.recovered"), None)
+    if kill.recovered_at is not None:
+        began = [e["at"] for e in of_hop if e["event"] == "hop.replayed" and e["at"] <= kill.recovered_at]
+        kill.replayed_at = began[-1] if began else None
+
+
+def stalls_of(streamed: Streamed, kills: Sequence[Kill], first_token_s: float) -> list[Stall]:
+    """The gaps in which hops were rebuilt."""
+    gaps: dict[int, list[Kill]] = {}
+    for kill in kills:
+        if kill.recovered_at is not None:
+            gaps.setdefault(bisect(streamed.token_ats, kill.recovered_at), []).append(kill)
+    stalls = []
+    for after, met in gaps.items():
+        if after == len(streamed.token_ats):
+            continue
+        began_at = streamed.token_ats[after - 1] if after else streamed.sent_at + first_token_s
+        gap_s = streamed.token_ats[after] - began_at
+        detection_s, prefill_s = max(kill.detection_s for kill in met), sum(kill.prefill_s for kill in met)
+        stalls.append(Stall(gap_s, detection_s, prefill_s, tuple(kill.way for kill in met)))
+    return stalls
 
 
 def requests(rng: Random) -> list[dict[str, Any]]:
@@ -192,6 +248,7 @@ def run(model: Path, kills_wanted: int, seed: int) -> dict[str, Any]:
     cuts = [f"{start}:{end}" for start, end in pairwise(ends)] * 2
     bodies = requests(rng)
     kills: list[Kill] = []
+    stalls: list[Stall] = []
     lost = wrong = streams = 0
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -200,29 +257,32 @@ def run(model: Path, kills_wanted: int, seed: int) -> dict[str, Any]:
         undisturbed = [stream(fleet.base_url, body) for body in bodies]
         while len(kills) < kills_wanted:
             choice = rng.randrange(len(bodies))
-            streamed, some = disturb(fleet, bodies[choice], rng.choice(WAYS), rng)
-            streams, kills = streams + 1, kills + some
-            lost += streamed.error is not None
             expected = undisturbed[choice]
+            first_token_s = expected.token_ats[0] - expected.sent_at
+            streamed, killed, stalled = disturb(fleet, bodies[choice], rng.choice(WAYS), rng, first_token_s)
+            streams, kills, stalls = streams + 1, kills + killed, stalls + stalled
+            lost += streamed.error is not None
             wrong += streamed.error is None and (streamed.text, streamed.tokens) != (expected.text, expected.tokens)
-            print(f"{len(kills)} of {kills_wanted} kills, {lost} streams lost, {wrong} wrong: {some}", flush=True)
+            print(f"{len(kills)} of {kills_wanted} kills, {lost} streams lost, {wrong} wrong: {stalled}", flush=True)
     token_s = statistics.median(later - earlier for s in undisturbed for earlier, later in pairwise(s.token_ats))
-    met = [kill for kill in kills if kill.detection_s]
     return {
         "nodes": cuts,
         "dtype": "float32",
         "seed": seed,
         "kills": len(kills),
-        "kills_that_met_a_step": len(met),
+        "kills_that_met_a_step": sum(kill.recovered_at is not None for kill in kills),
         "streams": streams,
         "streams_lost": lost,
         "streams_with_other_tokens": wrong,
         "ms_per_token_undisturbed": round(token_s * 1000, 1),
-        "stall_ms": percentiles([kill.stall_s for kill in met]),
-        "detection_ms": percentiles([kill.detection_s for kill in met]),
-        "prefill_ms": percentiles([kill.prefill_s for kill in met]),
-        "rest_ms": percentiles([kill.stall_s - kill.detection_s - kill.prefill_s for kill in met]),
-        "stall_without_prefill_ms": percentiles([kill.stall_s - kill.prefill_s for kill in met]),
+        "stall_ms": percentiles([stall.gap_s for stall in stalls]),
+        "detection_ms": percentiles([kill.detection_s for kill in kills]),
+        "prefill_ms": percentiles([stall.prefill_s for stall in stalls]),
+        "rest_ms": percentiles([stall.beyond_prefill_s - stall.detection_s for stall in stalls]),
+        "stall_without_prefill_ms": percentiles([stall.beyond_prefill_s for stall in stalls]),
+        "stalls_by_way_ms": {
+            way: percentiles([stall.gap_s for stall in stalls if way in stall.ways]) for way in sorted(set(WAYS))
+        },
         "target_stall_without_prefill_p99_ms": STALL_BEYOND_PREFILL_MAX_S * 1000,
         "journal": journal_cost(model, token_s),
     }
