@@ -231,10 +231,11 @@ class Admission:
         finally:
             del self._claims[session]
 
-    def move(self, session: str, source: str, target: NodeInfo) -> None:
-        """Give up a session's place on one node and reserve one on another."""
+    def move(self, session: str, source: str | None, target: NodeInfo) -> None:
+        """Give up a session's place on one node, if one is left, and reserve one on another."""
         tokens = self._tokens[session]
-        self._unreserve(source, session)
+        if source is not None:
+            self._unreserve(source, session)
         self._reserved.setdefault(target.node, {})[session] = _cost_bytes(target, tokens)
 
     def reroute(self, session: str, targets: Iterable[NodeInfo]) -> None:

@@ -24,12 +24,17 @@ class KnownNode:
         url: Where the node listens; of one that has joined, where it came from.
         on_change: Called whenever the node's description has changed. Must not raise.
         joined: It dialled us.
+
+    Attributes:
+        pid: Of the node's process, 0 while that is not known. It stays known while the node changes its range.
+        info: What it says of its range; None while it holds none.
     """
 
     def __init__(self, url: str, *, on_change: Callable[[], None], joined: bool) -> None:
         self.url = url
         self.joined = joined
         self.node: str | None = None
+        self.pid = 0
         self.info: NodeInfo | None = None
         self.machine: MachineInfo | None = None
         self.stats: NodeStats | None = None
@@ -49,11 +54,6 @@ class KnownNode:
         return f"{self.node} ({self.url})" if self.node is not None else self.url
 
     @property
-    def pid(self) -> int:
-        """Of the node's process, 0 while that is not known."""
-        return self.info.pid if self.info else 0
-
-    @property
     def described(self) -> dict[str, object]:
         """For logs."""
         info = self.info
@@ -63,11 +63,13 @@ class KnownNode:
 
     def introduce(self, link: OpenLink) -> None:
         """Take in what a node has said at the handshake."""
-        known_pid = self.pid
-        self.node, self.machine, self.drains = link.peer, link.peer_machine, False
+        known = self.info
+        self.node, self.machine = link.peer, link.peer_machine
         # A machine that holds no range says so by saying nothing of one.
         self.info = link.peer_node or (None if self.machine is not None else self.info)
-        if self.info is None or self.info.pid != known_pid:
+        self.pid = self.info.pid if self.info else 0
+        self.drains = self.info is not None and self.info.state == "draining"
+        if known is None or self.info is None or (self.info.pid, self.info.layers) != (known.pid, known.layers):
             self._measure_anew()
             self.stats = None
 
@@ -104,8 +106,7 @@ class KnownNode:
 
     def take_state(self, state: NodeState) -> None:
         """The node says that it is in this state."""
-        if state in {"draining", "ready"} and self.drains != (state == "draining"):
-            self.drains = not self.drains
+        if self._note_drain(state):
             self._on_change()
         if self.info is not None and self.info.state != state:
             self._take_info(replace(self.info, state=state))
@@ -122,11 +123,18 @@ class KnownNode:
     def _take_info(self, info: NodeInfo) -> None:
         if self.info is None or self.info.layers != info.layers:
             self._measure_anew()
-        self.info = info
+        self.info, self.pid = info, info.pid
+        self._note_drain(info.state)
         if info.state != "loading":
             self.load_progress = None
         log.info("node.changed", url=self.url, **self.described)
         self._on_change()
+
+    def _note_drain(self, state: NodeState) -> bool:
+        """Whether it is to go is what it has said last; a node that loads says nothing of that. True if it changed."""
+        changes = state in {"draining", "ready"} and self.drains != (state == "draining")
+        self.drains ^= changes
+        return changes
 
     def _measure_anew(self) -> None:
         self.pace = Pace()

@@ -132,7 +132,7 @@ class Mesh:
         of is left alone.
         """
         for link in self.links:
-            if link.info is not None and link.info.node == node:
+            if link.node == node:
                 link.post(message)
 
     def fork(self, node: str, message: Fork) -> None:

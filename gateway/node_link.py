@@ -148,8 +148,8 @@ class NodeLink(KnownNode):
         """Send without waiting. When the link is down, what ends a session is kept for the process to come back."""
         if self._link is not None:
             self._outbox.put(message)
-        elif not isinstance(message, Fork) and self.info is not None:
-            self._outbox.keep(message, self.info.pid)
+        elif not isinstance(message, Fork):
+            self._outbox.keep(message)
 
     def direct(self, message: Load | Unload | Drain) -> None:
         """Tell the node what to hold, or to leave. What it held is then no longer counted on.
@@ -227,7 +227,7 @@ class NodeLink(KnownNode):
         self.granted = None
         self.load_progress = None
         add_counters(self._past_counters, link.counters)
-        self._outbox.close()
+        self._outbox.close(self.pid)
         closed = LinkClosed(failure.code, f"the link to {self.url} closed: {failure.message}", url=self.url)
         self._waits.fail_all(closed)
         self._beats.fail_all(closed)

@@ -47,19 +47,22 @@ class Outbox:
         if pid == self._unsent_pid:
             for message in self._unsent:
                 self.put(message)
-        self._unsent_pid = pid
-        self._unsent = deque(maxlen=UNSENT_MAX)
+        self._unsent.clear()
 
-    def close(self) -> None:
-        """The link is gone: what ends sessions is kept, anything else is dropped."""
+    def close(self, pid: int) -> None:
+        """The link to the process of this id is gone: what ends sessions is kept for it, anything else is dropped.
+
+        A node that holds no range yet does not say its id when the link is opened, only once it has sessions.
+        """
         self._link = None
+        self._unsent_pid = pid
         self._writer_rests = False
         self._unsent.extend(self.last_words())
         self._entries.clear()
 
-    def keep(self, message: Release | Cancel, pid: int) -> None:
-        """Let a message wait for a process to come back into reach; for another process it means nothing."""
-        if pid == self._unsent_pid:
+    def keep(self, message: Release | Cancel) -> None:
+        """Let a message wait for the process to come back into reach; for another process it means nothing."""
+        if self._unsent_pid:
             self._unsent.append(message)
 
     def last_words(self) -> list[Message]:

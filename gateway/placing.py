@@ -40,12 +40,18 @@ def leave(generation: Generation, index: int) -> bool:
 
 
 def move(generation: Generation, index: int, node: NodeInfo) -> None:
-    """Let a hop be served by this node from now on, which may be the one that it had."""
+    """Let a hop be served by this node from now on, which may be the one that it had.
+
+    The node that it leaves may by now serve another hop of the session: one that was given other layers, to which that
+    hop has moved before this one was asked for again. Then it keeps the session, and its place.
+    """
     session = generation.session
     hop = session.hops[index]
     if node.node != hop.node:
-        generation.admission.move(session.id, hop.node, node)
-        generation.mesh.post(hop.node, Cancel(session=session.id))
+        stays = any(other.node == hop.node for other in session.hops if other is not hop)
+        generation.admission.move(session.id, None if stays else hop.node, node)
+        if not stays:
+            generation.mesh.post(hop.node, Cancel(session=session.id))
         generation.figures.moves += 1
         log.warning("hop.moved", session=session.id, hop=index, source=hop.node, target=node.node)
     hop.place(node)

@@ -32,7 +32,7 @@ def _a_moved_hop_is_not_prefilled(hop: HopState, node: NodeInfo) -> None:
     hop.node, hop.needs_token_ids = node.node, node.needs_token_ids
 
 
-def _a_move_gives_no_place_back(admission: Admission, session: str, _source: str, target: NodeInfo) -> None:
+def _a_move_gives_no_place_back(admission: Admission, session: str, _source: str | None, target: NodeInfo) -> None:
     admission._reserved.setdefault(target.node, {})[session] = 0
 
 

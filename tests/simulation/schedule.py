@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from shared.messages import FEATURES, Pooling, SamplingParams
 from tests.simulation.garbage import impossible_token, no_tensors, one_position_more
+from tests.support.memory_mesh import NUM_LAYERS
 from tests.support.scripted_node import (
     VOCAB_SIZE,
     Again,
@@ -64,6 +65,18 @@ TOPOLOGIES = (
     ("0:3", "3:6", "0:6"),
 )
 """With replicas and without; the last one has two routes, of which the shorter is taken while it is there."""
+PLANNED_TOPOLOGIES = (
+    ("+3", "+3"),
+    ("+2", "+2", "+3", "+6"),
+    ("+4", "+4", "+4"),
+    ("+6", "+6"),
+    ("0:3", "+3", "+4"),
+    ("0:2", "4:6", "+2", "+2"),
+)
+"""With machines that join by themselves and are given layers: ``+3`` has room for three."""
+PLANNED_SHARE = 0.25
+NOT_OF_JOINERS = {"recut": "cut", "deafen": "delay_there", "mute": "delay_back"}
+"""What happens to one that has joined instead: its link loses nothing while it lasts, and its range is the plan's."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,7 @@ class Schedule:
     Args:
         seed: What it was drawn from.
         is_harsh: Limits are so short, or so much is lost, that requests may fail; else none may.
-        cuts: The nodes' ranges.
+        cuts: The nodes' ranges, or how many layers they have room for (`PLANNED_TOPOLOGIES`).
         node_options: For each node, as `tests.simulation.node.SimulatedNode` takes them.
         joins_at_s: For each node, when it is there for the first time.
         settings: Of the gateway.
@@ -149,7 +162,7 @@ def draw_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = Random(seed)
     is_harsh = rng.random() < 0.15
-    cuts = rng.choice(TOPOLOGIES)
+    cuts = rng.choice(PLANNED_TOPOLOGIES if rng.random() < PLANNED_SHARE else TOPOLOGIES)
     rate = rng.choice([0.0, 0.05, 0.1, 0.15]) if not is_harsh else 0.2
     return Schedule(
         seed=seed,
@@ -268,7 +281,7 @@ def _events(rng: Random, cuts: tuple[str, ...], *, is_harsh: bool) -> tuple[Even
     kinds = [kind for kind in EVENTS if kind not in RARE_EVENTS]
     chosen = [rng.choice(kinds) for _ in range(rng.randint(0, EVENTS_MAX))]
     chosen += [kind for kind in RARE_EVENTS if rng.random() < 0.12]
-    spare = [node for node, cut in enumerate(cuts) if is_harsh or cut in cuts[:node]]
+    spare = [node for node, cut in enumerate(cuts) if is_harsh or _can_spare(cuts, node)]
     events = []
     for kind in chosen:
         node = rng.randrange(len(cuts))
@@ -276,5 +289,23 @@ def _events(rng: Random, cuts: tuple[str, ...], *, is_harsh: bool) -> tuple[Even
             if not spare:
                 continue
             node = rng.choice(spare)
-        events.append(Event(rng.uniform(0.0, 6.0), kind, node, rng.uniform(*EVENTS[kind])))
+        happens = NOT_OF_JOINERS.get(kind, kind) if is_joiner(cuts[node]) else kind
+        events.append(Event(rng.uniform(0.0, 6.0), happens, node, rng.uniform(*EVENTS[kind])))
     return tuple(sorted(events, key=lambda event: event.at_s))
+
+
+def is_joiner(cut: str) -> bool:
+    """Whether a node of a topology joins by itself."""
+    return cut.startswith("+")
+
+
+def room_of(cut: str) -> int:
+    """How many layers a machine has room for."""
+    return int(cut.removeprefix("+"))
+
+
+def _can_spare(cuts: tuple[str, ...], node: int) -> bool:
+    """Whether others have a node's layers, or room for all."""
+    if is_joiner(cuts[node]):
+        return sum(room_of(cut) for cut in (*cuts[:node], *cuts[node + 1 :]) if is_joiner(cut)) >= NUM_LAYERS
+    return cuts[node] in cuts[:node]

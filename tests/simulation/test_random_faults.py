@@ -74,6 +74,8 @@ def test_everything_that_can_happen_happens() -> None:
         "joined late",
         "end left",
         "end cut off",
+        "planned",
+        "planned anew",
     ):
         assert total[rare] > 0, rare
     ended_badly = {name.removeprefix("end ") for name in total if name.startswith("end ")} & FAILURES

@@ -9,22 +9,36 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from gateway.fleet.cover import covers
+from gateway.fleet.live import Fleet
 from gateway.generation import Generator
+from gateway.joins import Joins
 from gateway.mesh import Mesh
 from shared.errors import MeshError
 from shared.layers import LayerRange
 from shared.messages import Drain, Hello
 from tests.simulation.caller import make
+from tests.simulation.joiner import (
+    JoinedNetworkLink,
+    SimulatedJoiner,
+    create_fleet,
+    create_joins,
+    ended,
+    has_link,
+    machine,
+)
 from tests.simulation.node import KV_TTL_S, REFUSAL, NetworkLink, SimulatedNode, dial
-from tests.simulation.schedule import Call, Event, Schedule
+from tests.simulation.schedule import Call, Event, Schedule, is_joiner, room_of
 from tests.support.memory_mesh import NUM_LAYERS, EventClock, create_gateway
 
 RUN_MAX_S = 900.0
 """Virtual seconds after which something hangs: far beyond all limits of a schedule together."""
 LOOK_EVERY_S = 0.25
-BACK_WITHIN_S = 30.0
-"""A node that is there again is found within the longest back-off and one handshake that timed out."""
+BACK_WITHIN_S = 60.0
+"""A node that is there again is found within the longest back-off and one handshake that timed out; and a plan is made
+within its grace, and loaded."""
 FAILURES = frozenset(
     {
         "node_lost",
@@ -51,8 +65,22 @@ class Gateway:
     name: str
     mesh: Mesh
     generator: Generator
-    running: asyncio.Task[None]
+    joins: Joins
+    fleet: Fleet | None
+    running: set[asyncio.Task[None]]
     callers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def serve(self, link: JoinedNetworkLink, host: str) -> None:
+        """Serve a node that has dialled, for as long as this gateway runs."""
+        serving = asyncio.create_task(self.joins.serve(link, host))
+        self.running.add(serving)
+        try:
+            await asyncio.wait({serving})
+        finally:
+            self.running.discard(serving)
+            link.cut()
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            raise error
 
 
 @dataclass
@@ -86,6 +114,8 @@ class World:
         """
         self.nodes = [self._create_node(index) for index in range(len(self.schedule.cuts))]
         self.gateways.append(self._start_gateway("g0"))
+        joiners = [node for node in self.nodes if isinstance(node, SimulatedJoiner)]
+        joining = {asyncio.create_task(self._keep_joining(node)) for node in joiners}
         work = [
             *(self._let_join(node) for node in range(len(self.nodes))),
             *(self._let_happen(event) for event in self.schedule.events),
@@ -95,6 +125,7 @@ class World:
             for part in work:
                 tasks.create_task(part)
         await self._settle()
+        await ended(joining)
         for gateway in self.gateways:
             await self._stop_gateway(gateway)
         await self.judge()
@@ -113,34 +144,44 @@ class World:
     # --- making it --------------------------------------------------------------------------------
 
     def _create_node(self, index: int) -> SimulatedNode:
-        schedule = self.schedule
-        return SimulatedNode(
+        schedule, cut = self.schedule, self.schedule.cuts[index]
+        options = schedule.node_options[index]
+        if is_joiner(cut):
+            kind, layers = partial(SimulatedJoiner, machine=machine(room_of(cut), 1.0 + index)), "0:6"
+        else:
+            kind, layers = SimulatedNode, cut
+        return kind(
             "abcdefgh"[index],
-            LayerRange.parse(schedule.cuts[index]),
+            LayerRange.parse(layers),
             NUM_LAYERS,
             self.clock,
             fates={fate.step: fate.fate for fate in schedule.fates if fate.node == index},
             on_step=self._watch_safely,
             met=self.tally,
             reachable=not schedule.joins_at_s[index],
-            **schedule.node_options[index],
+            **options,
         )
 
     def _start_gateway(self, name: str) -> Gateway:
-        by_url = {node.url: node for node in self.nodes}
+        dialled = [node for node in self.nodes if not isinstance(node, SimulatedJoiner)]
+        by_url = {node.url: node for node in dialled}
 
         async def reach(url: str, hello: Hello) -> NetworkLink:
             return await dial(by_url[url], name, hello)
 
-        mesh, generator = create_gateway(self.clock, self.nodes, gateway_id=name, dial=reach, **self.schedule.settings)
-        return Gateway(name, mesh, generator, asyncio.create_task(mesh.run()))
+        mesh, generator = create_gateway(self.clock, dialled, gateway_id=name, dial=reach, **self.schedule.settings)
+        joins, fleet = create_joins(mesh, name, self.clock), None
+        runs = [mesh.run()]
+        if len(dialled) < len(self.nodes):
+            fleet = create_fleet(mesh, generator, self.clock)
+            runs += [joins.run(), fleet.run()]
+        return Gateway(name, mesh, generator, joins, fleet, {asyncio.create_task(run) for run in runs})
 
     async def _stop_gateway(self, gateway: Gateway) -> None:
         for caller in gateway.callers:
             caller.cancel()
         await asyncio.gather(*gateway.callers, return_exceptions=True)
-        gateway.running.cancel()
-        await asyncio.gather(gateway.running, return_exceptions=True)
+        await ended(gateway.running)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -150,6 +191,12 @@ class World:
             await self.clock.sleep(at_s)
             self.nodes[index].reachable = True
             self.tally["joined late"] += 1
+
+    async def _keep_joining(self, node: SimulatedJoiner) -> None:
+        try:
+            await node.keep_joining(lambda: (self.gateways[-1].name, self.gateways[-1].serve))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+            self._violation = self._violation or AssertionError(f"a joined node met {error!r}")
 
     async def _let_call(self, number: int, call: Call) -> None:
         await self.clock.sleep(call.at_s)
@@ -232,7 +279,13 @@ class World:
         node.evict()
 
     async def drain(self, event: Event, node: SimulatedNode) -> None:
-        """The node wants no more sessions, and changes its mind."""
+        """The node wants no more sessions, and changes its mind; one that has joined ends, and joins again."""
+        if isinstance(node, SimulatedJoiner):
+            node.drain()
+            await self.clock.sleep(event.seconds)
+            node.stop()
+            node.comes_back()
+            return
         node.state = "draining"
         node.tell(Drain())
         await self.clock.sleep(event.seconds)
@@ -305,12 +358,18 @@ class World:
         await self.clock.sleep(LOOK_EVERY_S)
 
     def _links(self) -> list[str]:
-        links = zip(self.gateways[-1].mesh.links, self.nodes, strict=True)
-        return [f"{node.node_id} there: {node.reachable}, link open: {link.is_open}" for link, node in links]
+        mesh = self.gateways[-1].mesh
+        links = [f"{n.node_id} there: {n.reachable}, link open: {has_link(mesh, n)}" for n in self.nodes]
+        return [*links, *mesh.idle()]
 
     def _is_whole(self) -> bool:
-        links = self.gateways[-1].mesh.links
-        return all(link.is_open == node.reachable for link, node in zip(links, self.nodes, strict=True))
+        gateway = self.gateways[-1]
+        found = all(has_link(gateway.mesh, node) == node.reachable for node in self.nodes)
+        return found and (self.schedule.is_harsh or gateway.fleet is None or self._is_covered(gateway.mesh))
+
+    def _is_covered(self, mesh: Mesh) -> bool:
+        ready = [info.layers for info in mesh.nodes() if info.state == "ready"]
+        return covers(ready, NUM_LAYERS)
 
     async def judge(self) -> None:
         """After it: every call has ended in one way, and nothing is left anywhere."""
@@ -350,6 +409,9 @@ class World:
         late = sum(link.late_answers for link in gateway.mesh.links)
         for name in ("replays", "full_replays", "moves", "misses", "reroutes"):
             self.tally[f"gateway {name}"] += getattr(totals, name)
+        if gateway.fleet is not None and gateway.fleet.target is not None:
+            self.tally["planned"] += 1
+            self.tally["planned anew"] += gateway.fleet.target.reason != "the first plan"
         self.tally["gateway late answers"] += late
         self.tally["gateway journal drops"] += generator.journal.drops
 

@@ -14,7 +14,6 @@ from typing import Any
 from gateway.joins import Joins
 from shared.clock import Clock
 from shared.errors import MeshError
-from shared.frame import decode_frame
 from shared.handshake import VERSIONS
 from shared.layers import LayerRange
 from shared.messages import (
@@ -29,7 +28,6 @@ from shared.messages import (
     NodeStats,
     Step,
     Unload,
-    decode_header,
 )
 from shared.tensor_spec import WireTensor
 from tests.support.scripted_link import ScriptedLink
@@ -111,9 +109,11 @@ class JoiningNode(ScriptedNode):
         if self._loading is not None:
             self._loading.cancel()
 
-    def receive(self, link: ScriptedLink, data: bytes) -> None:
-        """Read one frame."""
-        message = decode_header(decode_frame(data).header)
+    def take(self, link: ScriptedLink, message: Message, tensors: dict[str, WireTensor]) -> None:
+        """Act on one message, or keep it for later while stalled."""
+        if self.stalled:
+            super().take(link, message, tensors)
+            return
         match message:
             case Load():
                 self._begin_load(message)
@@ -125,7 +125,7 @@ class JoiningNode(ScriptedNode):
                 self.drains += 1
                 self.stop()
             case _:
-                super().receive(link, data)
+                super().take(link, message, tensors)
 
     def drain(self) -> None:
         """As after SIGTERM: it tells every gateway, and goes on with what it has."""
@@ -138,14 +138,14 @@ class JoiningNode(ScriptedNode):
         self.sessions.clear()
         if self._loading is not None:
             self._loading.cancel()
-        self._loading = asyncio.ensure_future(self._load(load))
-        self._tasks.add(self._loading)
+        self._loading = self._start(self._load(load))
 
     async def _load(self, load: Load) -> None:
         await self.clock.sleep(self.load_s)
         reason = self.fails.get(str(load.layers))
         self.layers, self.holds = load.layers, reason is None
-        self.state = "failed" if reason else "ready"
+        if self.state != "draining":
+            self.state = "failed" if reason else "ready"
         self.tell(Loaded(node=self.info, error=reason))
 
     @property

@@ -292,10 +292,11 @@ class ScriptedNode:
 
     # --- serving --------------------------------------------------------------------------------
 
-    def _start(self, running: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(running)
+    def _start(self, running: Awaitable[None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(running)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _stats(self) -> NodeStats:
         return NodeStats(

@@ -165,6 +165,8 @@ def test_moving_a_hop_moves_its_reservation() -> None:
     admission.move("s1", "a", spare)
     assert admission.has_room(first, "other", 1000)
     assert not admission.has_room(spare, "other", 1000)
+    admission.move("s1", None, first)
+    assert admission.load() == {"a": 1, "b": 1}
     admission.release("s1", lasted_s=1.0)
     admission.release("s1", lasted_s=1.0)
     assert admission.load().total() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from gateway.fleet.drain import REPLANNED_S_MAX, DrainRefused
 from gateway.fleet.state import DEFAULT_POLICY
 from gateway.generation_request import Token
 from shared.cli.operate import live_plan_text
+from shared.layers import LayerRange
+from shared.messages import Cancel, Drain, Loaded, Release, Step
 from tests.support.live_fleet import LiveFleet, live_fleet, machine
 from tests.support.memory_mesh import SEEDED, expected, idle
-from tests.support.scripted_node import MODEL
+from tests.support.scripted_node import MODEL, Crash
 
 PAGE = Path(__file__).parents[4] / "docs" / "operations.md"
 
@@ -51,6 +54,57 @@ async def test_nodes_with_ranges_of_their_own_take_part() -> None:
         await fleet.until_ready()
         assert sorted(fleet.held().values()) == ["0:2", "2:4", "4:6"]
         assert await fleet.mesh.drive(fleet.mesh.generate()) == expected()
+
+
+async def test_what_ends_a_session_reaches_a_joined_node_that_was_out_of_reach() -> None:
+    """It held no range when it joined, and said what process it is only with its first one."""
+    async with live_fleet() as fleet:
+        node = fleet.join("a", machine=machine(6))
+        await fleet.until_ready()
+        link = fleet.mesh.mesh.link("a")
+        assert link is not None
+        node.cut()
+        await fleet.mesh.until(lambda: not link.is_open)
+        link.post(Cancel(session="s"))
+        await fleet.mesh.until(lambda: node.ended == [Cancel(session="s")])
+
+
+async def test_a_node_that_was_given_the_layers_of_another_hop_keeps_the_session() -> None:
+    """The hop that it had leaves it only when it is asked for again, and must not take the other's cache along."""
+    async with live_fleet(("0:3", "0:3", "3:6")) as fleet:
+        await fleet.until_ready()
+        first, second, last = fleet.mesh.nodes
+
+        def exchange(_step: Step, count: int) -> Crash | None:
+            """In the second token's pass, between its two hops."""
+            if count != 1:
+                return None
+            serving = first if first.sessions else second
+            serving.layers = LayerRange(3, 6)
+            serving.sessions.clear()
+            serving.become(serving.info)
+            return Crash()
+
+        last.script = exchange
+        assert await fleet.mesh.drive(fleet.mesh.generate(4, sampling=SEEDED)) == expected(4, sampling=SEEDED)
+        serving, other = (first, second) if first.layers == last.layers else (second, first)
+        assert [step.cache for step in serving.seen if step.layers == last.layers].count("prefill") == 1
+        assert serving.ended == other.ended == [Release(session="s1")]
+        await idle()
+        fleet.mesh.assert_nothing_left()
+
+
+async def test_what_a_node_says_last_is_whether_it_is_to_go() -> None:
+    """A range that it is ready with takes a farewell back, and one that it drains with says it again."""
+    async with live_fleet() as fleet:
+        node = fleet.join("a", machine=machine(6))
+        await fleet.until_ready()
+        node.tell(Drain())
+        await fleet.mesh.until(lambda: fleet.mesh.mesh.is_leaving("a"))
+        node.tell(Loaded(node=node.info))
+        await fleet.mesh.until(lambda: not fleet.mesh.mesh.is_leaving("a"))
+        node.tell(Loaded(node=replace(node.info, state="draining")))
+        await fleet.mesh.until(lambda: fleet.mesh.mesh.is_leaving("a"))
 
 
 async def test_a_restarted_node_gets_its_range_back_and_the_stream_goes_on() -> None:
