@@ -28,6 +28,8 @@ NODE_CLIENTS_STAMP = $(CONFORMANCE)/node/node_modules/.installed
 # computes for all of its tests is started and computed once.
 TEST_WORKERS ?= 2
 PYTEST = $(VENV)/bin/python -m pytest
+# Each of the processes that tests start would compile all modules again, and pytest each test, where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_AT_ONCE = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile
 
 # make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
