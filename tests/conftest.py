@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import ssl
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -29,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+def pytest_collection_finish() -> None:
+    """Spare every collection to come what is here to stay: libraries, modules, thousands of tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Two cores are shared by everything that a test starts."""
@@ -38,6 +49,22 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _authorities_are_read_once() -> Iterator[None]:
+    """Otherwise each httpx client reads the list of the world's certificate authorities, 40 ms long."""
+    import certifi
+
+    create, of_the_world = ssl.create_default_context, certifi.where()
+    shared = cache(lambda: create(cafile=of_the_world))
+
+    def create_default_context(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        return shared() if not args and kwargs == {"cafile": of_the_world} else create(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", create_default_context)
+        yield
 
 
 class TinyModels:

@@ -57,6 +57,12 @@ def cached(model: Path, parts: int, tmp_path_factory: pytest.TempPathFactory) ->
         yield fleet
 
 
+@pytest.fixture(scope="module")
+def sampled(cached: Fleet) -> tuple[str, str, int, int]:
+    """A seeded sample of the fleet with caches, which those without and those that forget must give too."""
+    return answer_of(cached, PROMPTS[0], **SAMPLED)
+
+
 def answer_of(fleet: Fleet, prompt: str, **parameters: Any) -> tuple[str, str, int, int]:
     """Text, finish reason, prompt tokens and completion tokens."""
     body = fleet.chat(prompt, max_tokens=MAX_TOKENS, **parameters).json()
@@ -76,10 +82,9 @@ def test_the_cached_mesh_gives_the_tokens_of_one_process(cached: Fleet, expected
 
 
 def test_the_stateless_mesh_gives_the_same(
-    model: Path, parts: int, cached: Fleet, expected: dict[str, Answer], tmp_path: Path
+    model: Path, parts: int, sampled: tuple[str, str, int, int], expected: dict[str, Answer], tmp_path: Path
 ) -> None:
     """Without a cache on any node: the same greedy tokens, and the same seeded sample as with caches."""
-    sampled = answer_of(cached, PROMPTS[0], **SAMPLED)
     with fleet_of(model, parts, tmp_path, "--no-kv-cache") as stateless:
         answers = {prompt: answer_of(stateless, prompt, temperature=0) for prompt in PROMPTS}
         assert answers == {prompt: as_tuple(answer) for prompt, answer in expected.items()}
@@ -87,11 +92,12 @@ def test_the_stateless_mesh_gives_the_same(
         assert all("decode" not in node["steps"] or node["steps"]["decode"] == 0 for node in stateless.mesh_nodes())
 
 
-def test_a_replayed_hop_gives_the_same_sample(model: Path, parts: int, cached: Fleet, tmp_path: Path) -> None:
+def test_a_replayed_hop_gives_the_same_sample(
+    model: Path, parts: int, sampled: tuple[str, str, int, int], tmp_path: Path
+) -> None:
     """Sessions that expire between any two steps are re-prefilled again and again: the seeded text stays the same."""
-    sampled = answer_of(cached, PROMPTS[1], **SAMPLED)
     steps = sampled[-1] - 1
     with fleet_of(model, parts, tmp_path, "--kv-ttl-seconds", "0.001") as forgetful:
-        assert answer_of(forgetful, PROMPTS[1], **SAMPLED) == sampled
+        assert answer_of(forgetful, PROMPTS[0], **SAMPLED) == sampled
         misses = [node["misses"].get("expired", 0) for node in forgetful.mesh_nodes()]
     assert min(misses) > steps // 2 > 4

@@ -40,11 +40,10 @@ def quiet() -> Iterator[None]:
 
 @cache
 def played(batch: int) -> list[Counter[str] | Failure]:
-    """What came of a batch of schedules; each is run once, whichever test comes first."""
+    """What came of a batch of schedules; each is run once, whichever test comes first (a file is one process's)."""
     return list(play_seeds(range(batch * BATCH, (batch + 1) * BATCH)))
 
 
-@pytest.mark.xdist_group("schedules")
 @pytest.mark.parametrize("batch", range(SCHEDULES // BATCH), ids="batch{}".format)
 def test_whatever_happens_what_must_hold_holds(batch: int) -> None:
     """Tokens are the reference's, no budget is exceeded, each request ends in one way, and nothing is left over."""
@@ -54,7 +53,6 @@ def test_whatever_happens_what_must_hold_holds(batch: int) -> None:
     )
 
 
-@pytest.mark.xdist_group("schedules")  # in the process that has played them
 @pytest.mark.timeout(300)
 def test_everything_that_can_happen_happens() -> None:
     """A schedule in which nothing goes wrong would prove nothing: every kind of fault, event and end is met."""
