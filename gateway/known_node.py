@@ -37,6 +37,7 @@ class KnownNode:
         self.observed = Observed()
         self.round_trip_s: float | None = None
         self.round_trip_min_s: float | None = None
+        self.bytes_per_s: float | None = None
         self.load_progress: tuple[int, int] | None = None
         self.load_error: str | None = None
         self.last_error: MeshError | None = None

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from gateway.bandwidth import Probing
 from gateway.heartbeats import Beat, Heartbeats
 from gateway.known_node import KnownNode
 from gateway.liveness import TICK_S, Liveness
@@ -41,10 +42,12 @@ from shared.messages import (
     Loaded,
     LoadProgress,
     Message,
+    Probe,
     Release,
     Step,
     StepResult,
     Unload,
+    Unsupported,
 )
 from shared.tensor_spec import WireTensor
 
@@ -79,6 +82,7 @@ class NodeLink(KnownNode):
         self._ended.set()
         self._waits = Waits()
         self._beats = Heartbeats()
+        self._probing = Probing(clock)
         self._outbox = Outbox(url)
         self._past_counters = LinkCounters()
         self._liveness = Liveness()
@@ -192,6 +196,7 @@ class NodeLink(KnownNode):
                 tasks.create_task(self._read(link))
                 tasks.create_task(self._outbox.write(link))
                 tasks.create_task(self._watch())
+                tasks.create_task(self._measure_bandwidth())
                 await self._ousted
         except* MeshError as group:
             failure = first_error(group)
@@ -241,6 +246,10 @@ class NodeLink(KnownNode):
             self._liveness.note_heard()
             if isinstance(message, StepResult):
                 self._take_result(message, tensors)
+            elif isinstance(message, Probe):
+                self._take_probe(message, tensors)
+            elif isinstance(message, Unsupported) and message.unsupported == Probe.kind:
+                self._probing.fail()
             else:
                 self._take_other(message)
 
@@ -275,6 +284,24 @@ class NodeLink(KnownNode):
                 self.take_state("draining")
             case _:
                 log.warning("message.ignored", url=self.url, kind=message.kind)
+
+    def _take_probe(self, reply: Probe, tensors: dict[str, WireTensor]) -> None:
+        mark = self._probing.take(reply, tensors) if reply.reply else None
+        if mark is not None:
+            self._liveness.note_arrived(mark)
+
+    async def _measure_bandwidth(self) -> None:
+        """Of a node that takes any range, since ranges are planned by it."""
+        if self.machine is not None:
+            self.bytes_per_s = await self._probing.run(self.url, self._send_probe, self._is_idle)
+
+    def _is_idle(self) -> bool:
+        return not self._waits and not self.demand()[0]
+
+    def _send_probe(self, probe: Probe, tensors: Mapping[str, WireTensor]) -> int:
+        mark = self._liveness.note_sent(sum(tensor.data.nbytes for tensor in tensors.values()))
+        self._outbox.put(probe, tensors)
+        return mark
 
     def _take_heartbeat(self, reply: Heartbeat) -> None:
         beat = self._beats.take(reply)

@@ -12,7 +12,7 @@ import structlog
 
 from shard.assignment import Assignment, LoadRange, ServedModel
 from shard.executor import Outcome, failure_message
-from shard.peer import Peer, Tensors
+from shard.peer import Peer, Tensors, payload_bytes
 from shard.range_keeper import RangeKeeper
 from shard.room import MemoryBudget
 from shard.settings import KvLimits
@@ -21,6 +21,7 @@ from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
 from shared.errors import LinkClosed, StepFailed
 from shared.messages import (
+    PROBE_BYTES_MAX,
     Cancel,
     Drain,
     Error,
@@ -33,6 +34,7 @@ from shared.messages import (
     NodeInfo,
     NodeState,
     NodeStats,
+    Probe,
     Release,
     Step,
     Unload,
@@ -169,8 +171,8 @@ class NodeService:
                 self._submit(QueuedStep(message, tensors, peer, self._clock.monotonic()))
             case Fork():
                 self._fork(QueuedFork(message, peer))
-            case Heartbeat(reply=False):
-                peer.send(self._heartbeat(peer, message))
+            case Heartbeat(reply=False) | Probe(reply=False):
+                self._answer_at_once(peer, message, tensors)
             case Release():
                 self._end_session(message.session, cancelled=False)
             case Cancel():
@@ -217,6 +219,14 @@ class NodeService:
             memory_limit_bytes=memory_limit_bytes,
             weights_bytes=weights_bytes,
         )
+
+    def _answer_at_once(self, peer: Peer, asked: Heartbeat | Probe, tensors: Tensors) -> None:
+        if isinstance(asked, Heartbeat):
+            peer.send(self._heartbeat(peer, asked))
+        elif payload_bytes(tensors) <= PROBE_BYTES_MAX:
+            peer.send(Probe(seq=asked.seq, reply=True), tensors)
+        else:
+            peer.send(Unsupported(unsupported=asked.kind))
 
     def _heartbeat(self, peer: Peer, asked: Heartbeat) -> Heartbeat:
         store = self.keeper.held.store if self.keeper.held else None

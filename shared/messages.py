@@ -58,6 +58,8 @@ PENALTY_MAX = 100.0
 """Beyond it a penalty only moves the tokens it meets further out of reach."""
 LOGPROBS_MAX = 32
 """Alternatives that a result carries for one token; more would make a long scored prompt's frame too large."""
+PROBE_BYTES_MAX = 4 * 1024 * 1024
+"""What a probe carries at most; a gigabyte per second is told from no time at all with it."""
 KIND_CHARS_MAX = 64
 """How much of an unknown kind is repeated to its sender."""
 
@@ -528,6 +530,20 @@ class Heartbeat(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Message):
+    """Bytes that come back, to tell how fast the link is. A node answers at once, with the same number and tensors.
+
+    Args:
+        seq: Chosen by who asks.
+        reply: It is the answer.
+    """
+
+    kind: ClassVar[str] = "probe"
+    seq: int = required(COUNT)
+    reply: bool = optional(BOOL, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain(Message):
     """The node finishes what it has and takes no new session."""
 
@@ -560,6 +576,7 @@ MESSAGE_TYPES: dict[str, type[Message]] = {
         Release,
         Cancel,
         Heartbeat,
+        Probe,
         Drain,
         Unsupported,
     )

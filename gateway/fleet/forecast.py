@@ -30,10 +30,12 @@ class Prediction:
     Args:
         token_s: Between two tokens of one answer alone.
         slowest_s: How often the slowest stage takes a token.
+        first_token_s: After the demand's prompt, on an idle fleet; None where that of some hop is not known.
     """
 
     token_s: float
     slowest_s: float
+    first_token_s: float | None
 
     def rate(self, objective: Objective) -> float:
         """Tokens per second that plans are compared by."""
@@ -56,7 +58,7 @@ class Forecast:
     objective: Objective = "latency"
     dtype_ratios: Mapping[str, float] = field(default_factory=dict)
     _plans: dict[object, Plan | str] = field(default_factory=dict)
-    _costs: dict[tuple[MachineInfo, float, LayerRange], StageCost] = field(default_factory=dict)
+    _costs: dict[tuple[MachineInfo, float, float | None, LayerRange], StageCost] = field(default_factory=dict)
 
     def machine(self, member: Member) -> Machine:
         """A member as the planner sees it."""
@@ -70,6 +72,7 @@ class Forecast:
             decode_s_per_layer=max(1e-9, ratio * mean / max(1, offered.read_bytes_per_s)),
             prefill_s_per_layer_token=ratio * mean / prefill if prefill else None,
             rtt_s=rounded_rtt_s(member.rtt_s),
+            bytes_per_s=member.bytes_per_s or float("inf"),
         )
 
     def ratio(self, member: Member) -> float:
@@ -79,7 +82,7 @@ class Forecast:
 
     def cost(self, member: Member, layers: LayerRange) -> StageCost:
         """What a range costs a member; its bytes are those of the stored element type."""
-        key = (member.machine, rounded_rtt_s(member.rtt_s), layers)
+        key = (member.machine, rounded_rtt_s(member.rtt_s), member.bytes_per_s, layers)
         cost = self._costs.get(key)
         if cost is None:
             if len(self._costs) >= COSTS_KEPT_MAX:
@@ -120,14 +123,14 @@ class Forecast:
 
     def predict(self, members: Sequence[Member], ranges: Ranges, fixed: Sequence[FixedNode]) -> Prediction | None:
         """What ranges should give; None where they do not cover all layers, or a fixed node was never measured."""
-        stages: dict[LayerRange, list[tuple[float, float]]] = {}
+        stages: dict[LayerRange, list[_Times]] = {}
         for member in members:
             if layers := ranges.get(member.node):
                 cost = self.cost(member, layers)
-                stages.setdefault(layers, []).append((cost.latency_s, cost.busy_s))
+                stages.setdefault(layers, []).append(_Times(cost.latency_s, cost.busy_s, cost.prefill_s))
         for node in fixed:
             if node.token_s is not None:
-                stages.setdefault(node.layers, []).append((node.token_s, node.token_s))
+                stages.setdefault(node.layers, []).append(_Times(node.token_s, node.token_s, None))
         return _best_route(stages, self.facts.num_layers)
 
     def replica_for(
@@ -216,20 +219,36 @@ def _latencies_s(costs: Sequence[StageCost]) -> list[float]:
     return [cost.latency_s for cost in costs]
 
 
-def _best_route(stages: Mapping[LayerRange, list[tuple[float, float]]], num_layers: int) -> Prediction | None:
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What a hop takes: a token there and back, as a stage, and the demand's prompt where that is known."""
+
+    latency_s: float
+    busy_s: float
+    prefill_s: float | None
+
+
+def _best_route(stages: Mapping[LayerRange, list[_Times]], num_layers: int) -> Prediction | None:
     """The route with the fewest hops, as `gateway.registry` takes it; of a range's copies the fastest is counted."""
-    best: dict[int, tuple[int, float, float]] = {0: (0, GATEWAY_TOKEN_S, 0.0)}
+    best: dict[int, tuple[_Times, ...]] = {0: ()}
     for layers in sorted(stages):
         before = best.get(layers.start)
         if before is None:
             continue
-        copies = stages[layers]
-        path = (
-            before[0] + 1,
-            before[1] + min(latency_s for latency_s, _ in copies),
-            max(before[2], effective_busy_s([busy_s for _, busy_s in copies])),
-        )
-        if layers.end not in best or path < best[layers.end]:
+        fastest = min(stages[layers], key=lambda times: times.latency_s)
+        path = (*before, replace(fastest, busy_s=effective_busy_s([copy.busy_s for copy in stages[layers]])))
+        if layers.end not in best or _order(path) < _order(best[layers.end]):
             best[layers.end] = path
     found = best.get(num_layers)
-    return None if found is None else Prediction(token_s=found[1], slowest_s=max(found[2], 1e-9))
+    if found is None:
+        return None
+    prefills = [hop.prefill_s for hop in found if hop.prefill_s is not None]
+    return Prediction(
+        token_s=GATEWAY_TOKEN_S + sum(hop.latency_s for hop in found),
+        slowest_s=max(1e-9, *(hop.busy_s for hop in found)),
+        first_token_s=GATEWAY_TOKEN_S + sum(prefills) if len(prefills) == len(found) else None,
+    )
+
+
+def _order(path: Sequence[_Times]) -> tuple[int, float]:
+    return len(path), sum(hop.latency_s for hop in path)

@@ -103,6 +103,7 @@ class Members:
             node=node,
             machine=machine,
             rtt_s=link.round_trip_min_s or 0.0,
+            bytes_per_s=link.bytes_per_s,
             joined_at=record.joined_at,
             away_s=self._away_s(record),
             layers=info.layers if info is not None and info.state != "failed" else None,

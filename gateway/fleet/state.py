@@ -21,6 +21,7 @@ class Member:
         node: Its id.
         machine: What it offers.
         rtt_s: Round trip to it.
+        bytes_per_s: What its link carries; None where that is not known.
         joined_at: When its link was opened last.
         away_s: How long it has been gone; 0 while it is here.
         layers: The range it says it holds, whatever its state; None for none.
@@ -33,6 +34,7 @@ class Member:
     node: str
     machine: MachineInfo
     rtt_s: float = 0.0
+    bytes_per_s: float | None = None
     joined_at: float = 0.0
     away_s: float = 0.0
     layers: LayerRange | None = None

@@ -27,6 +27,10 @@ def plan_figures(fleet: Fleet) -> dict[str, Any]:
         "left_out": sorted(member.node for member in state.members if member.node not in ranges),
         "predicted_tokens_per_s": _rounded(1 / prediction.token_s if prediction else None),
         "observed_tokens_per_s": _rounded(_observed_rate(fleet)),
+        "prompt_len": fleet.forecast.demand.prompt_len if fleet.forecast else None,
+        "predicted_first_token_ms": _ms(prediction.first_token_s)
+        if prediction and prediction.first_token_s is not None
+        else None,
         "reason": target.reason if target else None,
         "adopted_s_ago": _rounded(now_s - target.adopted_at) if target else None,
         "pending": fleet.pending or None,
@@ -57,6 +61,9 @@ def _member_figures(fleet: Fleet, member: Member, layers: LayerRange) -> dict[st
         "kv_bytes": round(cost.kv_bytes * ratio),
         "free_bytes": round(cost.free_bytes * ratio),
         "predicted_token_ms": _ms(cost.latency_s),
+        "predicted_transfer_ms": _ms(cost.transfer_s),
+        "round_trip_ms": _ms(member.rtt_s),
+        "bandwidth_mbit": None if member.bytes_per_s is None else round(member.bytes_per_s * 8 / 1e6, 3),
         **_observed_figures(_times(fleet, member.node)),
     }
 
@@ -71,6 +78,9 @@ def _fixed_figures(fleet: Fleet, node: FixedNode) -> dict[str, Any]:
         "kv_bytes": None,
         "free_bytes": None,
         "predicted_token_ms": None,
+        "predicted_transfer_ms": None,
+        "round_trip_ms": None,
+        "bandwidth_mbit": None,
         **_observed_figures(_times(fleet, node.node)),
     }
 

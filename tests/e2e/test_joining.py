@@ -13,7 +13,18 @@ import pytest
 from shard.settings import Address
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
-from shared.messages import Drain, Heartbeat, LoadProgress, Refused, Release, Unload
+from shared.messages import (
+    PROBE_BYTES_MAX,
+    Drain,
+    Heartbeat,
+    LoadProgress,
+    Probe,
+    Refused,
+    Release,
+    Unload,
+    Unsupported,
+)
+from shared.tensor_spec import WireTensor
 from tests.support.fake_gateway import FakeGateway, JoinedNode, running_gateway
 from tests.support.fake_model import expected_tokens
 from tests.support.flexible_node import MACHINE, FakeLoader, joining_node
@@ -382,3 +393,13 @@ async def test_joining_and_listening(gateway: FakeGateway, loader: FakeLoader) -
         async with connected(f"ws://{url}") as client:
             assert client.link.welcome.machine == MACHINE
             assert (await client.result(await client.prefill("s", PROMPT))).cached
+
+
+async def test_a_probe_comes_back_as_it_was_unless_it_is_too_large(node: JoinedNode) -> None:
+    """At once, whatever is being computed; one over the limit is not answered with as much again."""
+    for size, answer in ((0, Probe), (1000, Probe), (PROBE_BYTES_MAX, Probe), (PROBE_BYTES_MAX + 1, Unsupported)):
+        payload = {"payload": WireTensor("u8", (size,), memoryview(bytes(size)))}
+        await node.link.send(Probe(seq=size), payload)
+        message, tensors = await node.receive(answer)
+        if isinstance(message, Probe):
+            assert (message.seq, message.reply, tensors["payload"].data.nbytes) == (size, True, size)
