@@ -66,6 +66,7 @@ def describe_machine(settings: NodeSettings, cache: Path, environ: Mapping[str, 
         read_bytes_per_s=figures.read_bytes_per_s,
         prefill_bytes_per_s=figures.prefill_bytes_per_s,
         models=tuple(local_models(settings.model, cache)),
+        quantize=settings.quantize,
     )
 
 

@@ -226,6 +226,8 @@ class MachineInfo(Struct):
         read_bytes_per_s: How fast a decode step reads weights there; a layer's time is its active bytes divided by it.
         prefill_bytes_per_s: Weight bytes times positions per second of a long prefill step; 0 when not measured.
         models: Fingerprints of models whose weights lie on its disk, whole or in part.
+        quantize: How it would hold the weights of linear layers, as in `NodeInfo`. Speeds count bytes as if they were
+            plain all the same.
     """
 
     device: str = optional(NAME, "cpu")
@@ -235,6 +237,7 @@ class MachineInfo(Struct):
     read_bytes_per_s: int = required(COUNT)
     prefill_bytes_per_s: int = optional(COUNT, 0)
     models: tuple[str, ...] = optional(NAMES, ())
+    quantize: str = optional(NAME, "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,9 @@ from gateway.fleet.settings import FleetSettings
 from gateway.fleet.state import FleetPolicy
 from gateway.generation import Generator
 from shared.models.errors import ModelUnavailable
-from shared.models.measure import ITEM_BYTES, measure_model
+from shared.models.facts import ModelFacts
+from shared.models.measure import ITEM_BYTES, measure_variants
+from shared.options import QUANTIZATIONS, QUANTIZE_NONE
 from shared.planning.fleet import Demand
 
 CONTEXT_LEN: Final = 4096
@@ -66,12 +69,9 @@ def create_drainer(fleet: Fleet, generator: Generator) -> Drainer:
 
 def create_forecast(folder: Path, settings: FleetSettings, *, chunk_tokens: int) -> Forecast | None:
     """Plans for the model in a folder; None, and a line in the log, where its layers cannot be told apart."""
+    kinds = [("auto", QUANTIZE_NONE), *product(ITEM_BYTES, QUANTIZATIONS)]
     try:
-        facts = measure_model(folder)
-        ratios = {
-            _WIRE_NAMES[dtype]: measure_model(folder, dtype).mean_active_bytes / facts.mean_active_bytes
-            for dtype in ITEM_BYTES
-        }
+        facts, *held = measure_variants(folder, kinds)
     except ModelUnavailable as error:
         log.warning("plan.impossible", reason=error.message)
         return None
@@ -83,5 +83,16 @@ def create_forecast(folder: Path, settings: FleetSettings, *, chunk_tokens: int)
         prompt_len=min(Demand().prompt_len, context_len),
         chunk_tokens=chunk_tokens,
     )
-    by_any_name = {**ratios, **{dtype: ratios[name] for dtype, name in _WIRE_NAMES.items()}}
-    return Forecast(facts=facts, demand=demand, objective=settings.objective, dtype_ratios=by_any_name)
+    return Forecast(
+        facts=facts,
+        demand=demand,
+        objective=settings.objective,
+        variants={_precision(variant): variant for variant in held},
+        stored=_precision(facts),
+    )
+
+
+def _precision(facts: ModelFacts) -> str:
+    """As nodes name it."""
+    dtype = _WIRE_NAMES[facts.dtype]
+    return dtype if facts.quantize == QUANTIZE_NONE else f"{dtype}/{facts.quantize}"

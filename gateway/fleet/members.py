@@ -121,6 +121,7 @@ class Members:
             is_leaving=node in self.leaving or link.drains,
             away_s=self._away_s(record),
             is_ready=link.is_open and info.state == "ready",
+            precision=info.precision,
             token_s=seen.token_s if seen is not None else link.pace.decode_s,
         )
 

@@ -65,6 +65,7 @@ class FixedNode:
         away_s: As of a member.
         is_ready: Whether it serves now.
         token_s: What a decode step takes there and back, as measured; None before the first.
+        precision: As in `NodeInfo`.
     """
 
     node: str
@@ -73,6 +74,7 @@ class FixedNode:
     away_s: float = 0.0
     is_ready: bool = True
     token_s: float | None = None
+    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

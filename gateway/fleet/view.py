@@ -51,15 +51,16 @@ def _stages(fleet: Fleet, state: FleetState) -> list[dict[str, Any]]:
 
 def _member_figures(fleet: Fleet, member: Member, layers: LayerRange) -> dict[str, Any]:
     assert fleet.forecast is not None  # noqa: S101 - there is no target without
-    cost, ratio = fleet.forecast.cost(member, layers), fleet.forecast.ratio(member)
+    cost = fleet.forecast.cost(member, layers)
     return {
         "node": member.node,
         "given": False,
+        "precision": fleet.forecast.precision(member),
         "state": "away" if not member.is_here else "loading" if member.serves != layers else "ready",
         "memory_bytes": member.machine.memory_bytes,
-        "weights_bytes": round(cost.weights_bytes * ratio),
-        "kv_bytes": round(cost.kv_bytes * ratio),
-        "free_bytes": round(cost.free_bytes * ratio),
+        "weights_bytes": cost.weights_bytes,
+        "kv_bytes": cost.kv_bytes,
+        "free_bytes": cost.free_bytes,
         "predicted_token_ms": _ms(cost.latency_s),
         "predicted_transfer_ms": _ms(cost.transfer_s),
         "round_trip_ms": _ms(member.rtt_s),
@@ -72,6 +73,7 @@ def _fixed_figures(fleet: Fleet, node: FixedNode) -> dict[str, Any]:
     return {
         "node": node.node,
         "given": True,
+        "precision": node.precision,
         "state": "ready" if node.is_ready else "away",
         "memory_bytes": None,
         "weights_bytes": None,
