@@ -53,6 +53,7 @@ from shared.tensor_spec import WireTensor
 
 TICKS_PER_HEARTBEAT = 2
 """A heartbeat every 0.5 s."""
+GATEWAY_STOPPED = "gateway_stopped"
 LAST_WORDS_S = 1.0
 """How long a gateway that stops goes on telling a node which sessions have ended."""
 
@@ -203,7 +204,7 @@ class NodeLink(KnownNode):
         finally:
             if failure is None:  # the gateway stops: nodes are still told which sessions have ended
                 await wait_first(self._clock, LAST_WORDS_S, self._send_last_words(link))
-                failure = LinkClosed("gateway_stopped", "the gateway closed the link", url=self.url)
+                failure = LinkClosed(GATEWAY_STOPPED, "the gateway closed the link", url=self.url)
             self._abandon(link, failure)
             await link.close(1000, failure.code)
         raise_if_cancelled()
@@ -236,7 +237,8 @@ class NodeLink(KnownNode):
         closed = LinkClosed(failure.code, f"the link to {self.url} closed: {failure.message}", url=self.url)
         self._waits.fail_all(closed)
         self._beats.fail_all(closed)
-        log.warning("node.disconnected", url=self.url, code=failure.code, **self.described)
+        note = log.info if self.drains or failure.code == GATEWAY_STOPPED else log.warning
+        note("node.disconnected", url=self.url, code=failure.code, was_announced=self.drains, **self.described)
         self._ended.set()
         self._on_change()
 

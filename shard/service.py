@@ -204,7 +204,9 @@ class NodeService:
     def stats(self) -> NodeStats:
         """The figures of this moment."""
         figures, held = self.keeper.figures(), self.keeper.held
-        memory_bytes, memory_limit_bytes, weights_bytes = held.memory_figures() if held else (0, 0, 0)
+        memory_bytes, limit_bytes, weights_bytes = held.memory_figures() if held else (0, 0, 0)
+        if self.machine is not None:
+            limit_bytes = min(limit_bytes or self.machine.memory_bytes, self.machine.memory_bytes)
         return NodeStats(
             state=self.state,
             sessions=figures.sessions,
@@ -216,7 +218,7 @@ class NodeService:
             errors=dict(figures.steps.errors + self._refusals),
             busy_us=figures.steps.busy_us,
             memory_bytes=memory_bytes,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=limit_bytes,
             weights_bytes=weights_bytes,
         )
 

@@ -37,6 +37,7 @@ def create_fleet(generator: Generator, model: FleetModel, folder: Path, settings
         folder: The model's files, of which only headers are read.
         settings: What to plan for.
     """
+    forecast = create_forecast(folder, settings, chunk_tokens=generator.settings.prefill_chunk_tokens)
     policy = FleetPolicy(objective=settings.objective, grace_s=generator.settings.failover_timeout_s)
     members = Members(
         mesh=generator.mesh,
@@ -44,12 +45,13 @@ def create_fleet(generator: Generator, model: FleetModel, folder: Path, settings
         num_layers=model.num_layers,
         grace_s=policy.grace_s,
         clock=generator.clock,
+        work=forecast.work if forecast is not None else None,
     )
     return Fleet(
         mesh=generator.mesh,
         members=members,
         model=model,
-        forecast=create_forecast(folder, settings, chunk_tokens=generator.settings.prefill_chunk_tokens),
+        forecast=forecast,
         policy=policy,
         is_idle=lambda: not generator.admission.active and not generator.admission.queued,
         clock=generator.clock,

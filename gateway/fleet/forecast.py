@@ -22,6 +22,7 @@ from shared.planning.replicas import SLOWDOWN_MAX, effective_busy_s
 
 Ranges = Mapping[str, LayerRange]
 """Node → what it is to hold."""
+_CostKey = tuple[MachineInfo, float, float | None, float | None, LayerRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Forecast:
     variants: Mapping[str, ModelFacts] = field(default_factory=dict)
     stored: str = ""
     _plans: dict[object, Plan | str] = field(default_factory=dict)
-    _costs: dict[tuple[MachineInfo, float, float | None, LayerRange], StageCost] = field(default_factory=dict)
+    _costs: dict[_CostKey, StageCost] = field(default_factory=dict)
 
     def machine(self, member: Member) -> Machine:
         """A member as the planner sees it."""
@@ -73,7 +74,7 @@ class Forecast:
             name=member.node,
             memory_bytes=max(1, offered.memory_bytes),
             runtime_bytes=offered.runtime_bytes,
-            decode_s_per_layer=max(1e-9, mean / max(1, offered.read_bytes_per_s)),
+            decode_s_per_layer=member.layer_s or max(1e-9, mean / max(1, offered.read_bytes_per_s)),
             prefill_s_per_layer_token=mean / prefill if prefill else None,
             rtt_s=rounded_rtt_s(member.rtt_s),
             bytes_per_s=member.bytes_per_s or float("inf"),
@@ -90,13 +91,20 @@ class Forecast:
 
     def cost(self, member: Member, layers: LayerRange) -> StageCost:
         """What a range costs a member."""
-        key = (member.machine, rounded_rtt_s(member.rtt_s), member.bytes_per_s, layers)
+        key = (member.machine, rounded_rtt_s(member.rtt_s), member.bytes_per_s, member.layer_s, layers)
         cost = self._costs.get(key)
         if cost is None:
             if len(self._costs) >= COSTS_KEPT_MAX:
                 self._costs.clear()
             cost = self._costs[key] = self._cost_model.stage(self.machine(member), layers)
         return cost
+
+    def work(self, layers: LayerRange) -> float:
+        """What a decode step over a range is, its head included, in average layers."""
+        costs = CostModel(self.facts, self.demand)
+        work = sum(map(costs.layer_work, self.facts.layers[layers.start : layers.end]))
+        mean = self.facts.mean_active_bytes
+        return work + (self.facts.head_bytes / mean if layers.end == self.facts.num_layers and mean else 0.0)
 
     @property
     def _cost_model(self) -> CostModel:

@@ -22,6 +22,7 @@ class Member:
         machine: What it offers.
         rtt_s: Round trip to it.
         bytes_per_s: What its link carries; None where that is not known.
+        layer_s: What an average layer takes of a decode step, as its steps have shown; None before they have.
         joined_at: When its link was opened last.
         away_s: How long it has been gone; 0 while it is here.
         layers: The range it says it holds, whatever its state; None for none.
@@ -35,6 +36,7 @@ class Member:
     machine: MachineInfo
     rtt_s: float = 0.0
     bytes_per_s: float | None = None
+    layer_s: float | None = None
     joined_at: float = 0.0
     away_s: float = 0.0
     layers: LayerRange | None = None

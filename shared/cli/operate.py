@@ -21,6 +21,7 @@ from shared.tls import create_dial_context
 DRAIN_S_MAX: Final = 600.0
 """Longer than a gateway takes to replace a node, to move its sessions and to see it end."""
 ANSWER_S_MAX: Final = 30.0
+_SOURCES: Final = {"measurement": "its own measurement", "steps": "its steps"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,10 @@ def _link(node: dict[str, Any]) -> str:
 
 
 def _times(node: dict[str, Any]) -> str:
-    predicted = node["predicted_token_ms"]
-    expected = "nothing predicted" if predicted is None else f"{predicted:.3g} ms a token predicted"
+    expected = "nothing predicted"
+    if node["predicted_token_ms"] is not None:
+        pace = f"{node['layer_ms']:.3g} ms a layer by {_SOURCES[node['layer_ms_from']]}"
+        expected = f"{node['predicted_token_ms']:.3g} ms a token predicted ({pace})"
     if not node["observed_steps"]:
         return f"{expected}, no step in the last minute"
     return (

@@ -27,6 +27,7 @@ from shared.messages import (
 from shared.tensor_spec import WireTensor
 from tests.support.fake_gateway import FakeGateway, JoinedNode, running_gateway
 from tests.support.fake_model import expected_tokens
+from tests.support.fake_runner import FakeRunner
 from tests.support.flexible_node import MACHINE, FakeLoader, joining_node
 from tests.support.node_client import connected
 
@@ -82,6 +83,13 @@ async def test_load_is_fetched_read_and_served(node: JoinedNode, loader: FakeLoa
     assert await node.generate("s", PROMPT, 8) == expected_tokens(PROMPT, 8, num_layers=4)
     assert (loader.loads[0].files_url or "").startswith("http://127.0.0.1:")
     assert (loader.loads[0].files_url or "").endswith("/files")
+
+
+async def test_the_memory_that_is_shown_is_what_the_node_may_use(node: JoinedNode) -> None:
+    """`--memory`, or what it offered in its place, and not all that the device has."""
+    assert (await node.stats()).memory_limit_bytes == MACHINE.memory_bytes
+    await node.load("0:4")
+    assert (await node.stats()).memory_limit_bytes == MACHINE.memory_bytes < FakeRunner.memory_limit_bytes
 
 
 async def test_load_of_what_is_held_is_answered_at_once(node: JoinedNode, loader: FakeLoader) -> None:
