@@ -44,6 +44,7 @@ from shared.models.source import resolve_outline
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 from shared.process_end import end_process
+from shared.program_name import program_name
 
 EXIT_BAD_SETTING = 2
 EXIT_INTERRUPTED = 130
@@ -54,9 +55,9 @@ HELP = """Serve one model to OpenAI clients from nodes that hold its layers betw
 Two halves of a model of 24 layers, on one machine:
 
 \b
-  python -m shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
-  python -m shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
-  python -m gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
+  meshnet shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
+  meshnet shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
+  meshnet gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
 
 Clients then use http://127.0.0.1:8000/v1 as their base_url. GET /readyz answers 200 once the nodes cover all
 layers, and GET /mesh shows them. It ends with 0 when told to, with 2 when a setting is wrong.
@@ -175,7 +176,7 @@ async def serve(
 def main() -> int:
     """Run the command; what is wrong with a setting is one line that names it."""
     try:
-        return int(command.main(prog_name="python -m gateway", standalone_mode=False) or 0)
+        return int(command.main(prog_name=program_name("gateway", os.environ), standalone_mode=False) or 0)
     except click.UsageError as error:
         return _refuse(error.format_message())
     except SettingError as error:

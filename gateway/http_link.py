@@ -29,8 +29,10 @@ from shared.messages import (
     MachineInfo,
     Message,
     NodeInfo,
+    Probe,
     Step,
     StepResult,
+    Unsupported,
     decode_header,
     encode_header,
 )
@@ -134,6 +136,8 @@ class HttpLink:
             case Cancel():
                 for call in [call for call, session in self._calls.items() if session == message.session]:
                     call.cancel()
+            case Probe():
+                self._received.put_nowait((Unsupported(unsupported=message.kind), {}))
             case _:
                 pass  # what such a node does not know: it forgets sessions by itself, and makes no copies
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.observed import Observed
+from gateway.observed import AloneSteps, Observed
 from gateway.open_link import OpenLink
 from gateway.pacing import Pace
 from gateway.waits import Wait
@@ -40,8 +40,10 @@ class KnownNode:
         self.stats: NodeStats | None = None
         self.pace = Pace()
         self.observed = Observed()
+        self.alone = AloneSteps()
         self.round_trip_s: float | None = None
         self.round_trip_min_s: float | None = None
+        self.bytes_per_s: float | None = None
         self.load_progress: tuple[int, int] | None = None
         self.load_error: str | None = None
         self.last_error: MeshError | None = None
@@ -91,6 +93,8 @@ class KnownNode:
         self.pace.record(wait.step.new_len, working_s)
         if wait.step.cache == "decode" and wait.step.new_len == 1:
             self.observed.record(now_s, compute_us=result.compute_us, queue_us=result.queue_us, took_s=took_s)
+            if wait.is_alone:
+                self.alone.record(result.compute_us / 1e6)
 
     def note_round_trip(self, seconds: float) -> None:
         """A heartbeat was answered."""
@@ -139,6 +143,7 @@ class KnownNode:
     def _measure_anew(self) -> None:
         self.pace = Pace()
         self.observed.clear()
+        self.alone = AloneSteps()
 
 
 def _work_of(stats: NodeStats) -> tuple[int, int]:

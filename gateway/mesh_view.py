@@ -218,6 +218,7 @@ def _link_figures(link: NodeLink) -> dict[str, Any]:
     return {
         "connected": link.is_open,
         "round_trip_ms": None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
+        "bandwidth_mbit": None if link.bytes_per_s is None else round(link.bytes_per_s * 8 / 1e6, 3),
         "reconnects": max(0, link.connects - 1),
         "late_answers": link.late_answers,
         "last_error": None if error is None else {"code": error.code, "message": error.message},

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from gateway.bandwidth import Probing
 from gateway.heartbeats import Beat, Heartbeats
 from gateway.known_node import KnownNode
 from gateway.liveness import TICK_S, Liveness
@@ -41,15 +42,18 @@ from shared.messages import (
     Loaded,
     LoadProgress,
     Message,
+    Probe,
     Release,
     Step,
     StepResult,
     Unload,
+    Unsupported,
 )
 from shared.tensor_spec import WireTensor
 
 TICKS_PER_HEARTBEAT = 2
 """A heartbeat every 0.5 s."""
+GATEWAY_STOPPED = "gateway_stopped"
 LAST_WORDS_S = 1.0
 """How long a gateway that stops goes on telling a node which sessions have ended."""
 
@@ -79,6 +83,7 @@ class NodeLink(KnownNode):
         self._ended.set()
         self._waits = Waits()
         self._beats = Heartbeats()
+        self._probing = Probing(clock)
         self._outbox = Outbox(url)
         self._past_counters = LinkCounters()
         self._liveness = Liveness()
@@ -192,13 +197,14 @@ class NodeLink(KnownNode):
                 tasks.create_task(self._read(link))
                 tasks.create_task(self._outbox.write(link))
                 tasks.create_task(self._watch())
+                tasks.create_task(self._measure_bandwidth())
                 await self._ousted
         except* MeshError as group:
             failure = first_error(group)
         finally:
             if failure is None:  # the gateway stops: nodes are still told which sessions have ended
                 await wait_first(self._clock, LAST_WORDS_S, self._send_last_words(link))
-                failure = LinkClosed("gateway_stopped", "the gateway closed the link", url=self.url)
+                failure = LinkClosed(GATEWAY_STOPPED, "the gateway closed the link", url=self.url)
             self._abandon(link, failure)
             await link.close(1000, failure.code)
         raise_if_cancelled()
@@ -231,7 +237,8 @@ class NodeLink(KnownNode):
         closed = LinkClosed(failure.code, f"the link to {self.url} closed: {failure.message}", url=self.url)
         self._waits.fail_all(closed)
         self._beats.fail_all(closed)
-        log.warning("node.disconnected", url=self.url, code=failure.code, **self.described)
+        note = log.info if self.drains or failure.code == GATEWAY_STOPPED else log.warning
+        note("node.disconnected", url=self.url, code=failure.code, was_announced=self.drains, **self.described)
         self._ended.set()
         self._on_change()
 
@@ -241,6 +248,10 @@ class NodeLink(KnownNode):
             self._liveness.note_heard()
             if isinstance(message, StepResult):
                 self._take_result(message, tensors)
+            elif isinstance(message, Probe):
+                self._take_probe(message, tensors)
+            elif isinstance(message, Unsupported) and message.unsupported == Probe.kind:
+                self._probing.fail()
             else:
                 self._take_other(message)
 
@@ -275,6 +286,24 @@ class NodeLink(KnownNode):
                 self.take_state("draining")
             case _:
                 log.warning("message.ignored", url=self.url, kind=message.kind)
+
+    def _take_probe(self, reply: Probe, tensors: dict[str, WireTensor]) -> None:
+        mark = self._probing.take(reply, tensors) if reply.reply else None
+        if mark is not None:
+            self._liveness.note_arrived(mark)
+
+    async def _measure_bandwidth(self) -> None:
+        """Of a node that takes any range, since ranges are planned by it."""
+        if self.machine is not None:
+            self.bytes_per_s = await self._probing.run(self.url, self._send_probe, self._is_idle)
+
+    def _is_idle(self) -> bool:
+        return not self._waits and not self.demand()[0]
+
+    def _send_probe(self, probe: Probe, tensors: Mapping[str, WireTensor]) -> int:
+        mark = self._liveness.note_sent(sum(tensor.data.nbytes for tensor in tensors.values()))
+        self._outbox.put(probe, tensors)
+        return mark
 
     def _take_heartbeat(self, reply: Heartbeat) -> None:
         beat = self._beats.take(reply)

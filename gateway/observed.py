@@ -42,6 +42,31 @@ class StepTimes:
         return self.compute_s + self.link_s
 
 
+ALONE_SMOOTHING = 0.05
+"""Weight of the newest step in the moving average; some seconds of an answer renew it."""
+ALONE_STEPS_MIN = 20
+"""Steps before the average counts: the first ones after a load are slow."""
+
+
+@dataclass(slots=True)
+class AloneSteps:
+    """What a decode step computes while its node has no other: a moving average of one range."""
+
+    steps: int = 0
+    _compute_s: float = 0.0
+
+    def record(self, compute_s: float) -> None:
+        """Take in one step."""
+        self.steps += 1
+        weight = max(ALONE_SMOOTHING, 1 / self.steps)
+        self._compute_s += weight * (compute_s - self._compute_s)
+
+    @property
+    def compute_s(self) -> float | None:
+        """The average; None before there are enough steps, and for nodes that do not say."""
+        return self._compute_s if self.steps >= ALONE_STEPS_MIN and self._compute_s > 0 else None
+
+
 @dataclass(slots=True)
 class Observed:
     """Sums of the last minute's steps of one node."""

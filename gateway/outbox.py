@@ -98,7 +98,7 @@ class Outbox:
                     raise LinkClosed("outbox_full", f"{self.name} does not read", limit=OUTBOX_MESSAGES_MAX)
                 message, tensors, wait = self._entries[0]  # until it is sent: what ends a session must not be lost
                 if wait is None:
-                    await link.send(message)
+                    await link.send(message, tensors)
                 elif not wait.answer.done():
                     await _send_step(link, message, tensors, wait)
                 self._entries.popleft()

@@ -25,6 +25,7 @@ class Wait:
         asked_at_attentive: See `gateway.liveness`.
         allowance_s: How long the node may take for it.
         sent_mark: Proof that its frame has arrived, once it is answered.
+        is_alone: No other step was asked of the node at any time while this one waited.
     """
 
     step: Step
@@ -33,6 +34,7 @@ class Wait:
     asked_at_attentive: float
     allowance_s: float
     sent_mark: int
+    is_alone: bool = True
 
     @property
     def key(self) -> _Key:
@@ -66,6 +68,10 @@ class Waits:
         """
         if wait.key in self._waits:
             raise ValueError(f"step {wait.key} is already waited for")
+        if self._waits:
+            wait.is_alone = False
+            if len(self._waits) == 1:
+                next(iter(self)).is_alone = False
         self._waits[wait.key] = wait
 
     def remove(self, wait: Wait) -> None:

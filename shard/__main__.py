@@ -17,6 +17,7 @@ from random import SystemRandom
 from typing import Any
 
 import click
+import structlog
 
 from shard.assignment import Assignment, Loading, LoadRange, ServedModel
 from shard.device_check import check_device
@@ -44,8 +45,11 @@ from shared.models.store import default_cache_dir
 from shared.options import SettingError
 from shared.parent_watch import exit_with_parent as start_parent_watch
 from shared.process_end import end_process
+from shared.program_name import program_name
 
 EXIT_BAD_SETTING = 2
+
+log = structlog.stdlib.get_logger(__name__)
 
 
 HELP = """Run one node: load a range of a model's decoder layers and serve it to gateways.
@@ -54,15 +58,15 @@ A machine that joins a gateway needs nothing else: it says what it has, is given
 them, and may be given others later.
 
 \b
-  python -m shard --join wss://gateway.example/mesh
+  meshnet shard --join wss://gateway.example
 
 Or its layers are fixed. A gateway that is given the nodes of a whole model (each begins where the one before ends)
 serves it as one. Two halves of a model of 24 layers, on one machine:
 
 \b
-  python -m shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
-  python -m shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
-  python -m gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
+  meshnet shard --model MODEL --layers 0:12  --listen 127.0.0.1:9001
+  meshnet shard --model MODEL --layers 12:24 --listen 127.0.0.1:9002
+  meshnet gateway --model MODEL --node ws://127.0.0.1:9001 --node ws://127.0.0.1:9002
 
 The node listens at once and loads then. On its port, if it has one, GET /readyz answers 200 once it serves, and
 GET /healthz says what it is doing. It ends with 0 when told to, with 1 when the layers that it was started for cannot
@@ -79,6 +83,8 @@ def command(**options: Any) -> int:
     log_format = options["log_format"]
     configure_logging(level=options["log_level"], json=None if log_format == "auto" else log_format == "json")
     settings = read_settings(options)
+    if settings.joins:
+        log.info("node.starting", gateways=list(settings.joins), reason="reading torch takes some seconds")
     check_device(settings.device)
     cache = options["cache_dir"] or default_cache_dir(os.environ)
     identity = None if settings.node_id else take_identity(cache, socket.gethostname())  # is held to the end
@@ -233,7 +239,7 @@ def announce_secure(address: Address) -> None:
 def main() -> int:
     """Run the command; what is wrong with a setting is one line that names it."""
     try:
-        return int(command.main(prog_name="python -m shard", standalone_mode=False) or 0)
+        return int(command.main(prog_name=program_name("shard", os.environ), standalone_mode=False) or 0)
     except click.UsageError as error:
         return _refuse(error.format_message())
     except SettingError as error:

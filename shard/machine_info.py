@@ -12,6 +12,7 @@ import importlib.metadata
 import platform
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ from shard.settings import NodeSettings
 from shared.messages import MachineInfo
 from shared.replace_file import replace_file
 
-MEASURE_VERSION = 1
-"""Raised when a measurement would now mean something else."""
+MEASURE_VERSION = 2
+"""Raised when a measurement would now mean something else, or be written otherwise."""
+REMEMBERED_S = 7 * 24 * 3600.0
+"""For how long: machines get other cooling, other neighbours, other clocks."""
 RESERVE_SHARE = 0.1
 """Of the free memory, what a node leaves to everything else on its machine unless it is told how much it may use."""
 WIRE_DTYPES: Mapping[str, str | None] = {"auto": None, "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -46,6 +49,19 @@ class MachineFigures:
     prefill_bytes_per_s: int
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a measurement.
+
+    Args:
+        figures: These.
+        is_disturbed: Something else had the processor for a part of the time: they are too low.
+    """
+
+    figures: MachineFigures
+    is_disturbed: bool = False
+
+
 def describe_machine(settings: NodeSettings, cache: Path, environ: Mapping[str, str]) -> MachineInfo:
     """Say what the node offers. Blocks: the first time for the import of torch and a second of measuring.
 
@@ -57,7 +73,9 @@ def describe_machine(settings: NodeSettings, cache: Path, environ: Mapping[str, 
     Raises:
         LoadFailed: `device_unavailable`.
     """
-    figures = remembered_figures(settings, cache / "machines", environ, measure=lambda: _measure(settings))
+    figures = remembered_figures(
+        settings, cache / "machines", environ, measure=lambda: _measure(settings), now_s=time.time()
+    )
     return MachineInfo(
         device=figures.device,
         dtype=WIRE_DTYPES[settings.dtype],
@@ -66,28 +84,48 @@ def describe_machine(settings: NodeSettings, cache: Path, environ: Mapping[str, 
         read_bytes_per_s=figures.read_bytes_per_s,
         prefill_bytes_per_s=figures.prefill_bytes_per_s,
         models=tuple(local_models(settings.model, cache)),
+        quantize=settings.quantize,
     )
 
 
 def remembered_figures(
-    settings: NodeSettings, folder: Path, environ: Mapping[str, str], *, measure: Callable[[], MachineFigures]
+    settings: NodeSettings,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    measure: Callable[[], Measured],
+    now_s: float,
 ) -> MachineFigures:
-    """The figures of this machine with these settings, measured unless an earlier start has done so."""
+    """The figures of this machine with these settings, measured unless an earlier start has done so.
+
+    Args:
+        settings: The node's.
+        folder: Where they are remembered.
+        environ: Says which GPUs are visible.
+        measure: Measures. What it found while it was disturbed is taken for now, and not remembered.
+        now_s: Since the epoch; what is older than `REMEMBERED_S` is measured anew.
+    """
     path = folder / f"{_key(settings, environ)}.json"
     try:
-        return MachineFigures(**orjson.loads(path.read_bytes()))
+        remembered = orjson.loads(path.read_bytes())
+        if 0 <= now_s - remembered["measured_at"] < REMEMBERED_S:
+            return MachineFigures(**remembered["figures"])
     except FileNotFoundError:
         pass
-    except (OSError, orjson.JSONDecodeError, TypeError) as error:
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
         log.warning("machine.figures_unreadable", path=str(path), reason=str(error))
-    figures = measure()
-    log.info("machine.measured", **asdict(figures), remembered=str(path))
+    measured = measure()
+    figures = asdict(measured.figures)
+    if measured.is_disturbed:
+        log.warning("machine.measured_while_busy", **figures, reason="other work took processor time; not remembered")
+        return measured.figures
+    log.info("machine.measured", **figures, remembered=str(path))
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(path, orjson.dumps(asdict(figures), option=orjson.OPT_INDENT_2))
-    return figures
+    replace_file(path, orjson.dumps({"measured_at": now_s, "figures": figures}, option=orjson.OPT_INDENT_2))
+    return measured.figures
 
 
-def _measure(settings: NodeSettings) -> MachineFigures:
+def _measure(settings: NodeSettings) -> Measured:
     log.info("machine.measuring", reason="once for these settings; it takes some seconds")
     from shard.measure_machine import measure_machine  # noqa: PLC0415 - torch takes seconds to import
 

@@ -60,9 +60,10 @@ _PLACE = (
     option(
         "--join",
         "JOIN",
-        "A gateway to dial, through NAT and proxies; may be given several times. Each is dialled again for ever.",
+        "A gateway to dial, through NAT and proxies, with /mesh at the end or without; may be given several times. "
+        "Each is dialled again for ever.",
         multiple=True,
-        metavar="ws://HOST:PORT/mesh",
+        metavar="ws://HOST:PORT",
         type=Parsed("address", parse_join_url),
     ),
     option(

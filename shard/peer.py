@@ -98,7 +98,7 @@ class Peer:
         if self.closed or self._giving_up.is_set():
             return False
         tensors = tensors or {}
-        nbytes = _nbytes(tensors)
+        nbytes = payload_bytes(tensors)
         over_bytes = bool(self._outgoing) and self._outgoing_bytes + nbytes > self._bytes_max
         if over_bytes or len(self._outgoing) >= self._frames_max:
             limit = f"{self._bytes_max} bytes" if over_bytes else f"{self._frames_max} frames"
@@ -159,7 +159,7 @@ class Peer:
                 message, tensors = self._outgoing[0]
                 await self._send_one(message, tensors)
                 self._outgoing.popleft()
-                self._outgoing_bytes -= _nbytes(tensors)
+                self._outgoing_bytes -= payload_bytes(tensors)
             self._nothing_waits.set()
             self._work.clear()
             await self._work.wait()
@@ -188,7 +188,8 @@ def _too_large(result: StepResult, error: FrameError) -> Error:
     )
 
 
-def _nbytes(tensors: Tensors) -> int:
+def payload_bytes(tensors: Tensors) -> int:
+    """What a message's tensors take."""
     return sum(tensor.data.nbytes for tensor in tensors.values())
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from shard.assignment import Assignment, LoadRange, ServedModel
 from shard.executor import Outcome, failure_message
-from shard.peer import Peer, Tensors
+from shard.peer import Peer, Tensors, payload_bytes
 from shard.range_keeper import RangeKeeper
 from shard.room import MemoryBudget
 from shard.settings import KvLimits
@@ -21,6 +21,7 @@ from shard.step_queue import QueuedFork, QueuedStep
 from shared.clock import Clock
 from shared.errors import LinkClosed, StepFailed
 from shared.messages import (
+    PROBE_BYTES_MAX,
     Cancel,
     Drain,
     Error,
@@ -33,6 +34,7 @@ from shared.messages import (
     NodeInfo,
     NodeState,
     NodeStats,
+    Probe,
     Release,
     Step,
     Unload,
@@ -169,8 +171,8 @@ class NodeService:
                 self._submit(QueuedStep(message, tensors, peer, self._clock.monotonic()))
             case Fork():
                 self._fork(QueuedFork(message, peer))
-            case Heartbeat(reply=False):
-                peer.send(self._heartbeat(peer, message))
+            case Heartbeat(reply=False) | Probe(reply=False):
+                self._answer_at_once(peer, message, tensors)
             case Release():
                 self._end_session(message.session, cancelled=False)
             case Cancel():
@@ -202,7 +204,9 @@ class NodeService:
     def stats(self) -> NodeStats:
         """The figures of this moment."""
         figures, held = self.keeper.figures(), self.keeper.held
-        memory_bytes, memory_limit_bytes, weights_bytes = held.memory_figures() if held else (0, 0, 0)
+        memory_bytes, limit_bytes, weights_bytes = held.memory_figures() if held else (0, 0, 0)
+        if self.machine is not None:
+            limit_bytes = min(limit_bytes or self.machine.memory_bytes, self.machine.memory_bytes)
         return NodeStats(
             state=self.state,
             sessions=figures.sessions,
@@ -214,9 +218,17 @@ class NodeService:
             errors=dict(figures.steps.errors + self._refusals),
             busy_us=figures.steps.busy_us,
             memory_bytes=memory_bytes,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=limit_bytes,
             weights_bytes=weights_bytes,
         )
+
+    def _answer_at_once(self, peer: Peer, asked: Heartbeat | Probe, tensors: Tensors) -> None:
+        if isinstance(asked, Heartbeat):
+            peer.send(self._heartbeat(peer, asked))
+        elif payload_bytes(tensors) <= PROBE_BYTES_MAX:
+            peer.send(Probe(seq=asked.seq, reply=True), tensors)
+        else:
+            peer.send(Unsupported(unsupported=asked.kind))
 
     def _heartbeat(self, peer: Peer, asked: Heartbeat) -> Heartbeat:
         store = self.keeper.held.store if self.keeper.held else None

@@ -58,6 +58,8 @@ PENALTY_MAX = 100.0
 """Beyond it a penalty only moves the tokens it meets further out of reach."""
 LOGPROBS_MAX = 32
 """Alternatives that a result carries for one token; more would make a long scored prompt's frame too large."""
+PROBE_BYTES_MAX = 4 * 1024 * 1024
+"""What a probe carries at most; a gigabyte per second is told from no time at all with it."""
 KIND_CHARS_MAX = 64
 """How much of an unknown kind is repeated to its sender."""
 
@@ -224,6 +226,8 @@ class MachineInfo(Struct):
         read_bytes_per_s: How fast a decode step reads weights there; a layer's time is its active bytes divided by it.
         prefill_bytes_per_s: Weight bytes times positions per second of a long prefill step; 0 when not measured.
         models: Fingerprints of models whose weights lie on its disk, whole or in part.
+        quantize: How it would hold the weights of linear layers, as in `NodeInfo`. Speeds count bytes as if they were
+            plain all the same.
     """
 
     device: str = optional(NAME, "cpu")
@@ -233,6 +237,7 @@ class MachineInfo(Struct):
     read_bytes_per_s: int = required(COUNT)
     prefill_bytes_per_s: int = optional(COUNT, 0)
     models: tuple[str, ...] = optional(NAMES, ())
+    quantize: str = optional(NAME, "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,6 +533,20 @@ class Heartbeat(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Message):
+    """Bytes that come back, to tell how fast the link is. A node answers at once, with the same number and tensors.
+
+    Args:
+        seq: Chosen by who asks.
+        reply: It is the answer.
+    """
+
+    kind: ClassVar[str] = "probe"
+    seq: int = required(COUNT)
+    reply: bool = optional(BOOL, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain(Message):
     """The node finishes what it has and takes no new session."""
 
@@ -560,6 +579,7 @@ MESSAGE_TYPES: dict[str, type[Message]] = {
         Release,
         Cancel,
         Heartbeat,
+        Probe,
         Drain,
         Unsupported,
     )

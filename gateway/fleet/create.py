@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,9 @@ from gateway.fleet.settings import FleetSettings
 from gateway.fleet.state import FleetPolicy
 from gateway.generation import Generator
 from shared.models.errors import ModelUnavailable
-from shared.models.measure import ITEM_BYTES, measure_model
+from shared.models.facts import ModelFacts
+from shared.models.measure import ITEM_BYTES, measure_variants
+from shared.options import QUANTIZATIONS, QUANTIZE_NONE
 from shared.planning.fleet import Demand
 
 CONTEXT_LEN: Final = 4096
@@ -34,6 +37,7 @@ def create_fleet(generator: Generator, model: FleetModel, folder: Path, settings
         folder: The model's files, of which only headers are read.
         settings: What to plan for.
     """
+    forecast = create_forecast(folder, settings, chunk_tokens=generator.settings.prefill_chunk_tokens)
     policy = FleetPolicy(objective=settings.objective, grace_s=generator.settings.failover_timeout_s)
     members = Members(
         mesh=generator.mesh,
@@ -41,12 +45,13 @@ def create_fleet(generator: Generator, model: FleetModel, folder: Path, settings
         num_layers=model.num_layers,
         grace_s=policy.grace_s,
         clock=generator.clock,
+        work=forecast.work if forecast is not None else None,
     )
     return Fleet(
         mesh=generator.mesh,
         members=members,
         model=model,
-        forecast=create_forecast(folder, settings, chunk_tokens=generator.settings.prefill_chunk_tokens),
+        forecast=forecast,
         policy=policy,
         is_idle=lambda: not generator.admission.active and not generator.admission.queued,
         clock=generator.clock,
@@ -66,12 +71,9 @@ def create_drainer(fleet: Fleet, generator: Generator) -> Drainer:
 
 def create_forecast(folder: Path, settings: FleetSettings, *, chunk_tokens: int) -> Forecast | None:
     """Plans for the model in a folder; None, and a line in the log, where its layers cannot be told apart."""
+    kinds = [("auto", QUANTIZE_NONE), *product(ITEM_BYTES, QUANTIZATIONS)]
     try:
-        facts = measure_model(folder)
-        ratios = {
-            _WIRE_NAMES[dtype]: measure_model(folder, dtype).mean_active_bytes / facts.mean_active_bytes
-            for dtype in ITEM_BYTES
-        }
+        facts, *held = measure_variants(folder, kinds)
     except ModelUnavailable as error:
         log.warning("plan.impossible", reason=error.message)
         return None
@@ -83,5 +85,16 @@ def create_forecast(folder: Path, settings: FleetSettings, *, chunk_tokens: int)
         prompt_len=min(Demand().prompt_len, context_len),
         chunk_tokens=chunk_tokens,
     )
-    by_any_name = {**ratios, **{dtype: ratios[name] for dtype, name in _WIRE_NAMES.items()}}
-    return Forecast(facts=facts, demand=demand, objective=settings.objective, dtype_ratios=by_any_name)
+    return Forecast(
+        facts=facts,
+        demand=demand,
+        objective=settings.objective,
+        variants={_precision(variant): variant for variant in held},
+        stored=_precision(facts),
+    )
+
+
+def _precision(facts: ModelFacts) -> str:
+    """As nodes name it."""
+    dtype = _WIRE_NAMES[facts.dtype]
+    return dtype if facts.quantize == QUANTIZE_NONE else f"{dtype}/{facts.quantize}"

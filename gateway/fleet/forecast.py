@@ -1,7 +1,7 @@
 """What machines would make of the model: the planner's figures for what live nodes say of themselves. Pure.
 
-The planner takes one set of facts, measured in the element type that the model is stored in. A machine that computes in
-another is described as one whose memory and speed are smaller by the ratio of the types, which costs the same.
+A node holds the model in an element type of its own, quantized or not, and what a range takes there is the sum that the
+node itself will take: so there are facts of the model for each of these.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from gateway.fleet.state import FixedNode, Member
 from shared.layers import LayerRange
 from shared.messages import MachineInfo
 from shared.models.facts import ModelFacts
+from shared.options import QUANTIZE_NONE
 from shared.planning.cost import GATEWAY_TOKEN_S, CostModel, StageCost
 from shared.planning.fleet import Demand, Machine, Objective
 from shared.planning.plan import Plan, PlanImpossible, plan_fleet
@@ -21,6 +22,7 @@ from shared.planning.replicas import SLOWDOWN_MAX, effective_busy_s
 
 Ranges = Mapping[str, LayerRange]
 """Node → what it is to hold."""
+_CostKey = tuple[MachineInfo, float, float | None, float | None, LayerRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +32,12 @@ class Prediction:
     Args:
         token_s: Between two tokens of one answer alone.
         slowest_s: How often the slowest stage takes a token.
+        first_token_s: After the demand's prompt, on an idle fleet; None where that of some hop is not known.
     """
 
     token_s: float
     slowest_s: float
+    first_token_s: float | None
 
     def rate(self, objective: Objective) -> float:
         """Tokens per second that plans are compared by."""
@@ -45,47 +49,66 @@ class Forecast:
     """Plans for one model and one demand.
 
     Args:
-        facts: The model, in the element type that it is stored in.
+        facts: The model, plain, in the element type that it is stored in.
         demand: What the fleet is to serve.
-        dtype_ratios: Bytes of each element type over those of the stored one.
         objective: What plans minimize.
+        variants: The model as nodes hold it, by their precision: as in `NodeInfo`, such as ``bf16`` or ``bf16/int8``.
+        stored: Precision of `facts`.
     """
 
     facts: ModelFacts
     demand: Demand
     objective: Objective = "latency"
-    dtype_ratios: Mapping[str, float] = field(default_factory=dict)
+    variants: Mapping[str, ModelFacts] = field(default_factory=dict)
+    stored: str = ""
     _plans: dict[object, Plan | str] = field(default_factory=dict)
-    _costs: dict[tuple[MachineInfo, float, LayerRange], StageCost] = field(default_factory=dict)
+    _costs: dict[_CostKey, StageCost] = field(default_factory=dict)
 
     def machine(self, member: Member) -> Machine:
         """A member as the planner sees it."""
-        offered, ratio = member.machine, self.ratio(member)
-        mean = self.facts.mean_active_bytes
+        offered = member.machine
+        plain = self.variants.get(self._dtype(member), self.facts)
+        mean = plain.mean_active_bytes  # speeds count plain bytes
         prefill = offered.prefill_bytes_per_s
         return Machine(
             name=member.node,
-            memory_bytes=max(1, int(offered.memory_bytes / ratio)),
-            runtime_bytes=int(offered.runtime_bytes / ratio),
-            decode_s_per_layer=max(1e-9, ratio * mean / max(1, offered.read_bytes_per_s)),
-            prefill_s_per_layer_token=ratio * mean / prefill if prefill else None,
+            memory_bytes=max(1, offered.memory_bytes),
+            runtime_bytes=offered.runtime_bytes,
+            decode_s_per_layer=member.layer_s or max(1e-9, mean / max(1, offered.read_bytes_per_s)),
+            prefill_s_per_layer_token=mean / prefill if prefill else None,
             rtt_s=rounded_rtt_s(member.rtt_s),
+            bytes_per_s=member.bytes_per_s or float("inf"),
+            precision=self.precision(member),
         )
 
-    def ratio(self, member: Member) -> float:
-        """Bytes of the member's element type over those of the stored one."""
-        dtype = member.machine.dtype
-        return 1.0 if dtype is None else self.dtype_ratios.get(dtype, 1.0)
+    def precision(self, member: Member) -> str:
+        """What decides how a member rounds, as in `NodeInfo`."""
+        quantize, dtype = member.machine.quantize, self._dtype(member)
+        return dtype if quantize == QUANTIZE_NONE else f"{dtype}/{quantize}"
+
+    def _dtype(self, member: Member) -> str:
+        return member.machine.dtype or self.stored
 
     def cost(self, member: Member, layers: LayerRange) -> StageCost:
-        """What a range costs a member; its bytes are those of the stored element type."""
-        key = (member.machine, rounded_rtt_s(member.rtt_s), layers)
+        """What a range costs a member."""
+        key = (member.machine, rounded_rtt_s(member.rtt_s), member.bytes_per_s, member.layer_s, layers)
         cost = self._costs.get(key)
         if cost is None:
             if len(self._costs) >= COSTS_KEPT_MAX:
                 self._costs.clear()
-            cost = self._costs[key] = CostModel(self.facts, self.demand).stage(self.machine(member), layers)
+            cost = self._costs[key] = self._cost_model.stage(self.machine(member), layers)
         return cost
+
+    def work(self, layers: LayerRange) -> float:
+        """What a decode step over a range is, its head included, in average layers."""
+        costs = CostModel(self.facts, self.demand)
+        work = sum(map(costs.layer_work, self.facts.layers[layers.start : layers.end]))
+        mean = self.facts.mean_active_bytes
+        return work + (self.facts.head_bytes / mean if layers.end == self.facts.num_layers and mean else 0.0)
+
+    @property
+    def _cost_model(self) -> CostModel:
+        return CostModel(self.facts, self.demand, self.variants)
 
     def fits(self, member: Member, layers: LayerRange) -> bool:
         """Whether a member has the memory for a range, and has not failed to load it."""
@@ -120,14 +143,14 @@ class Forecast:
 
     def predict(self, members: Sequence[Member], ranges: Ranges, fixed: Sequence[FixedNode]) -> Prediction | None:
         """What ranges should give; None where they do not cover all layers, or a fixed node was never measured."""
-        stages: dict[LayerRange, list[tuple[float, float]]] = {}
+        stages: dict[LayerRange, list[_Times]] = {}
         for member in members:
             if layers := ranges.get(member.node):
                 cost = self.cost(member, layers)
-                stages.setdefault(layers, []).append((cost.latency_s, cost.busy_s))
+                stages.setdefault(layers, []).append(_Times(cost.latency_s, cost.busy_s, cost.prefill_s))
         for node in fixed:
             if node.token_s is not None:
-                stages.setdefault(node.layers, []).append((node.token_s, node.token_s))
+                stages.setdefault(node.layers, []).append(_Times(node.token_s, node.token_s, None))
         return _best_route(stages, self.facts.num_layers)
 
     def replica_for(
@@ -136,20 +159,26 @@ class Forecast:
         """The range of the plan that a spare member should hold as well, if one is worth it.
 
         As `shared.planning.replicas` chooses: it must not make a token take much longer; for `latency` the range with
-        the fewest copies, for `throughput` the slowest one, and only if that becomes faster.
+        the fewest copies, for `throughput` the slowest one, and only if that becomes faster. Only a range that is held
+        in the spare member's own precision: answers never move to another.
         """
         stages: dict[LayerRange, list[StageCost]] = {}
+        alike: set[LayerRange] = set()
         for member in members:
             if layers := ranges.get(member.node):
                 stages.setdefault(layers, []).append(self.cost(member, layers))
+                if self.precision(member) == self.precision(spare):
+                    alike.add(layers)
         for node in fixed:
             stages.setdefault(node.layers, [])
+            if node.precision == self.precision(spare):
+                alike.add(node.layers)
         token_s = GATEWAY_TOKEN_S + sum(min(_latencies_s(costs), default=0.0) for costs in stages.values())
         options = []
         for layers, costs in stages.items():
             own = self.cost(spare, layers)
             slower_s = own.latency_s - min(_latencies_s(costs), default=own.latency_s)
-            if not self.fits(spare, layers) or slower_s > (SLOWDOWN_MAX - 1) * token_s:
+            if layers not in alike or not self.fits(spare, layers) or slower_s > (SLOWDOWN_MAX - 1) * token_s:
                 continue
             busy_s = [cost.busy_s for cost in costs]
             pace_s = effective_busy_s(busy_s) if busy_s else 0.0
@@ -174,8 +203,17 @@ class Forecast:
             if len(self._plans) >= PLANS_KEPT_MAX:
                 self._plans.clear()
             try:
-                facts = part_of(self.facts, gap, refused_cuts)
-                self._plans[key] = plan_fleet(facts, machines, self.demand, objective, replicas=replicas)
+                self._plans[key] = plan_fleet(
+                    part_of(self.facts, gap, refused_cuts),
+                    machines,
+                    self.demand,
+                    objective,
+                    replicas=replicas,
+                    variants={
+                        precision: part_of(self.variants[precision], gap, refused_cuts)
+                        for precision in {machine.precision for machine in machines} & self.variants.keys()
+                    },
+                )
             except PlanImpossible as error:
                 self._plans[key] = f"{error.code}: {error.message}"
         plan = self._plans[key]
@@ -216,20 +254,36 @@ def _latencies_s(costs: Sequence[StageCost]) -> list[float]:
     return [cost.latency_s for cost in costs]
 
 
-def _best_route(stages: Mapping[LayerRange, list[tuple[float, float]]], num_layers: int) -> Prediction | None:
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What a hop takes: a token there and back, as a stage, and the demand's prompt where that is known."""
+
+    latency_s: float
+    busy_s: float
+    prefill_s: float | None
+
+
+def _best_route(stages: Mapping[LayerRange, list[_Times]], num_layers: int) -> Prediction | None:
     """The route with the fewest hops, as `gateway.registry` takes it; of a range's copies the fastest is counted."""
-    best: dict[int, tuple[int, float, float]] = {0: (0, GATEWAY_TOKEN_S, 0.0)}
+    best: dict[int, tuple[_Times, ...]] = {0: ()}
     for layers in sorted(stages):
         before = best.get(layers.start)
         if before is None:
             continue
-        copies = stages[layers]
-        path = (
-            before[0] + 1,
-            before[1] + min(latency_s for latency_s, _ in copies),
-            max(before[2], effective_busy_s([busy_s for _, busy_s in copies])),
-        )
-        if layers.end not in best or path < best[layers.end]:
+        fastest = min(stages[layers], key=lambda times: times.latency_s)
+        path = (*before, replace(fastest, busy_s=effective_busy_s([copy.busy_s for copy in stages[layers]])))
+        if layers.end not in best or _order(path) < _order(best[layers.end]):
             best[layers.end] = path
     found = best.get(num_layers)
-    return None if found is None else Prediction(token_s=found[1], slowest_s=max(found[2], 1e-9))
+    if found is None:
+        return None
+    prefills = [hop.prefill_s for hop in found if hop.prefill_s is not None]
+    return Prediction(
+        token_s=GATEWAY_TOKEN_S + sum(hop.latency_s for hop in found),
+        slowest_s=max(1e-9, *(hop.busy_s for hop in found)),
+        first_token_s=GATEWAY_TOKEN_S + sum(prefills) if len(prefills) == len(found) else None,
+    )
+
+
+def _order(path: Sequence[_Times]) -> tuple[int, float]:
+    return len(path), sum(hop.latency_s for hop in path)

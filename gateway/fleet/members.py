@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.fleet.state import FixedNode, Member
@@ -11,6 +13,8 @@ from shared.clock import Clock
 from shared.layers import LayerRange
 from shared.messages import MachineInfo, NodeInfo
 
+PACE_STEP = 1.05
+"""Paces are told apart by such a factor, so that a plan is not made anew for every step."""
 FAILED_S = 60.0
 """How long a range that a node could not load is not asked of it again."""
 
@@ -24,6 +28,8 @@ class _Record:
     lost_at: float | None = None
     loading: LayerRange | None = None
     failed: dict[LayerRange, float] = field(default_factory=dict)
+    layer_s: float | None = None
+    offered: MachineInfo | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +42,7 @@ class Members:
         num_layers: Its decoder layers.
         grace_s: How long a node with a given range counts after it was lost.
         clock: Time.
+        work: What a decode step over a range is, in average layers; without it no pace is learned from steps.
         leaving: Nodes that are to go.
         refused_cuts: Boundaries at which nodes have said that the model cannot be cut.
     """
@@ -45,6 +52,7 @@ class Members:
     num_layers: int
     grace_s: float
     clock: Clock
+    work: Callable[[LayerRange], float] | None = None
     leaving: set[str] = field(default_factory=set)
     refused_cuts: set[int] = field(default_factory=set)
     _records: dict[str, _Record] = field(default_factory=dict)
@@ -97,12 +105,24 @@ class Members:
             record.failed[info.layers] = now_s + FAILED_S
         record.loading = None
 
+    def _learn_pace(self, record: _Record, link: NodeLink, machine: MachineInfo) -> None:
+        """Keep what its steps show, whatever range it holds next; another speed of its own says that it is another."""
+        if record.offered is None or record.offered.read_bytes_per_s != machine.read_bytes_per_s:
+            record.layer_s = None
+        record.offered = machine
+        compute_s = link.alone.compute_s
+        if compute_s is not None and link.info is not None and self._serves(link.info) and self.work is not None:
+            record.layer_s = rounded_pace_s(compute_s / self.work(link.info.layers))
+
     def _member(self, node: str, link: NodeLink, machine: MachineInfo, record: _Record) -> Member:
+        self._learn_pace(record, link, machine)
         info = link.info if link.info is not None and self._serves(link.info) else None
         return Member(
             node=node,
             machine=machine,
             rtt_s=link.round_trip_min_s or 0.0,
+            bytes_per_s=link.bytes_per_s,
+            layer_s=record.layer_s,
             joined_at=record.joined_at,
             away_s=self._away_s(record),
             layers=info.layers if info is not None and info.state != "failed" else None,
@@ -120,6 +140,7 @@ class Members:
             is_leaving=node in self.leaving or link.drains,
             away_s=self._away_s(record),
             is_ready=link.is_open and info.state == "ready",
+            precision=info.precision,
             token_s=seen.token_s if seen is not None else link.pace.decode_s,
         )
 
@@ -129,3 +150,8 @@ class Members:
 
     def _serves(self, info: NodeInfo) -> bool:
         return info.model == self.model and info.num_layers == self.num_layers
+
+
+def rounded_pace_s(layer_s: float) -> float:
+    """A pace as plans take it."""
+    return float(PACE_STEP ** round(math.log(layer_s, PACE_STEP)))

@@ -21,6 +21,8 @@ class Member:
         node: Its id.
         machine: What it offers.
         rtt_s: Round trip to it.
+        bytes_per_s: What its link carries; None where that is not known.
+        layer_s: What an average layer takes of a decode step, as its steps have shown; None before they have.
         joined_at: When its link was opened last.
         away_s: How long it has been gone; 0 while it is here.
         layers: The range it says it holds, whatever its state; None for none.
@@ -33,6 +35,8 @@ class Member:
     node: str
     machine: MachineInfo
     rtt_s: float = 0.0
+    bytes_per_s: float | None = None
+    layer_s: float | None = None
     joined_at: float = 0.0
     away_s: float = 0.0
     layers: LayerRange | None = None
@@ -63,6 +67,7 @@ class FixedNode:
         away_s: As of a member.
         is_ready: Whether it serves now.
         token_s: What a decode step takes there and back, as measured; None before the first.
+        precision: As in `NodeInfo`.
     """
 
     node: str
@@ -71,6 +76,7 @@ class FixedNode:
     away_s: float = 0.0
     is_ready: bool = True
     token_s: float | None = None
+    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,10 @@ def plan_figures(fleet: Fleet) -> dict[str, Any]:
         "left_out": sorted(member.node for member in state.members if member.node not in ranges),
         "predicted_tokens_per_s": _rounded(1 / prediction.token_s if prediction else None),
         "observed_tokens_per_s": _rounded(_observed_rate(fleet)),
+        "prompt_len": fleet.forecast.demand.prompt_len if fleet.forecast else None,
+        "predicted_first_token_ms": _ms(prediction.first_token_s)
+        if prediction and prediction.first_token_s is not None
+        else None,
         "reason": target.reason if target else None,
         "adopted_s_ago": _rounded(now_s - target.adopted_at) if target else None,
         "pending": fleet.pending or None,
@@ -47,16 +51,22 @@ def _stages(fleet: Fleet, state: FleetState) -> list[dict[str, Any]]:
 
 def _member_figures(fleet: Fleet, member: Member, layers: LayerRange) -> dict[str, Any]:
     assert fleet.forecast is not None  # noqa: S101 - there is no target without
-    cost, ratio = fleet.forecast.cost(member, layers), fleet.forecast.ratio(member)
+    cost = fleet.forecast.cost(member, layers)
     return {
         "node": member.node,
         "given": False,
+        "precision": fleet.forecast.precision(member),
         "state": "away" if not member.is_here else "loading" if member.serves != layers else "ready",
         "memory_bytes": member.machine.memory_bytes,
-        "weights_bytes": round(cost.weights_bytes * ratio),
-        "kv_bytes": round(cost.kv_bytes * ratio),
-        "free_bytes": round(cost.free_bytes * ratio),
+        "weights_bytes": cost.weights_bytes,
+        "kv_bytes": cost.kv_bytes,
+        "free_bytes": cost.free_bytes,
         "predicted_token_ms": _ms(cost.latency_s),
+        "layer_ms": _ms(fleet.forecast.machine(member).decode_s_per_layer),
+        "layer_ms_from": "measurement" if member.layer_s is None else "steps",
+        "predicted_transfer_ms": _ms(cost.transfer_s),
+        "round_trip_ms": _ms(member.rtt_s),
+        "bandwidth_mbit": None if member.bytes_per_s is None else round(member.bytes_per_s * 8 / 1e6, 3),
         **_observed_figures(_times(fleet, member.node)),
     }
 
@@ -65,12 +75,18 @@ def _fixed_figures(fleet: Fleet, node: FixedNode) -> dict[str, Any]:
     return {
         "node": node.node,
         "given": True,
+        "precision": node.precision,
         "state": "ready" if node.is_ready else "away",
         "memory_bytes": None,
         "weights_bytes": None,
         "kv_bytes": None,
         "free_bytes": None,
         "predicted_token_ms": None,
+        "layer_ms": None,
+        "layer_ms_from": None,
+        "predicted_transfer_ms": None,
+        "round_trip_ms": None,
+        "bandwidth_mbit": None,
         **_observed_figures(_times(fleet, node.node)),
     }
 

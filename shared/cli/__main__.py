@@ -19,6 +19,7 @@ from shared.cli.options import (
 )
 from shared.models.catalogue import CATALOGUE
 from shared.options import SettingError, cache_dir_option
+from shared.program_name import STARTED_BY_MESHNET
 from shared.version import SOFTWARE, VERSION
 
 _HAND_OVER = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -174,7 +175,8 @@ def shard(arguments: tuple[str, ...]) -> None:
 def become(module: str, arguments: tuple[str, ...]) -> None:
     """Replace this process by ``python -m module``: same process id, same terminal, no import across packages."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - our own interpreter
+    environ = {**os.environ, STARTED_BY_MESHNET: "1"}
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environ)  # noqa: S606 - our own interpreter
 
 
 if __name__ == "__main__":

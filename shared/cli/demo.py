@@ -35,10 +35,12 @@ class Answer:
 
     Args:
         pieces: Its text as it came.
+        is_cut_short: It reached the limit on its tokens before its end.
         at_s: When each piece came, on the loop's clock.
     """
 
     pieces: list[str] = field(default_factory=list)
+    is_cut_short: bool = False
     at_s: list[float] = field(default_factory=list)
 
     @property
@@ -148,14 +150,14 @@ class Demo:
 
     async def _ask(self, client: httpx.AsyncClient) -> Answer:
         answer = Answer()
-        async for piece in self._pieces(client):
+        async for piece in self._pieces(client, answer):
             self._take(answer, piece)
         return answer
 
     async def _ask_and_kill(self, client: httpx.AsyncClient, fleet: LocalFleet, kill_after: int) -> Answer:
         answer, killed, went_on = Answer(), False, False
         before = await self._recovery_figures(client)
-        async for piece in self._pieces(client):
+        async for piece in self._pieces(client, answer):
             pause_s = asyncio.get_running_loop().time() - answer.at_s[-1] if answer.at_s else 0.0
             if killed and not went_on and pause_s > PAUSE_S:
                 went_on = True
@@ -179,8 +181,8 @@ class Demo:
         answer.at_s.append(asyncio.get_running_loop().time())
         self._narrator.stream(piece)
 
-    async def _pieces(self, client: httpx.AsyncClient) -> AsyncIterator[str]:
-        """The answer's text as it streams.
+    async def _pieces(self, client: httpx.AsyncClient, answer: Answer) -> AsyncIterator[str]:
+        """The answer's text as it streams; notes at its end whether it was cut short.
 
         Raises:
             WorkFailed: The stream cannot be had, or ends with an error.
@@ -204,6 +206,8 @@ class Demo:
                     chunk = json.loads(data)
                     if "error" in chunk:
                         raise WorkFailed(f"the answer ended with an error: {chunk['error']['message']}")
+                    if chunk["choices"] and chunk["choices"][0]["finish_reason"] == "length":
+                        answer.is_cut_short = True
                     if chunk["choices"] and (piece := chunk["choices"][0]["delta"].get("content")):
                         yield piece
         except httpx.TransportError as error:
@@ -212,6 +216,8 @@ class Demo:
     def _conclude(self, undisturbed: Answer, disturbed: Answer) -> None:
         if disturbed.text != undisturbed.text:
             raise WorkFailed(f"the texts differ:\n{undisturbed.text}\n---\n{disturbed.text}")
+        if disturbed.is_cut_short:
+            self._narrator.note(f"Both end where --max-tokens {self._max_tokens} ends them.", "dim")
         self._narrator.title(f"The same text, all {len(disturbed.text)} characters of it.")
 
 

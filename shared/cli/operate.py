@@ -15,12 +15,13 @@ import httpx
 
 from shared.mesh_tokens import MeshTokens
 from shared.options import SettingError
-from shared.planning.units import size_text
+from shared.planning.units import duration_text, size_text
 from shared.tls import create_dial_context
 
 DRAIN_S_MAX: Final = 600.0
 """Longer than a gateway takes to replace a node, to move its sessions and to see it end."""
 ANSWER_S_MAX: Final = 30.0
+_SOURCES: Final = {"measurement": "its own measurement", "steps": "its steps"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ def live_plan_text(mesh: dict[str, Any], plan: dict[str, Any]) -> Iterator[str]:
     yield f"  in force      {_since(plan)}"
     yield f"  one answer    {_rate(plan['predicted_tokens_per_s'])} predicted"
     yield f"                {_rate(plan['observed_tokens_per_s'])} observed in the last minute"
+    if plan["predicted_first_token_ms"] is not None:
+        first_s = plan["predicted_first_token_ms"] / 1000
+        yield f"  first token   {duration_text(first_s)} predicted after a prompt of {plan['prompt_len']} tokens"
     if plan["pending"]:
         yield f"  pending       {plan['pending']}"
     if not mesh["ready"]:
@@ -97,6 +101,8 @@ def live_plan_text(mesh: dict[str, Any], plan: dict[str, Any]) -> Iterator[str]:
         for number, node in enumerate(stage["nodes"]):
             yield _node_line(stage["layers"], node, is_replica=number > 0)
             yield f"    {_times(node)}"
+            if not node["given"]:
+                yield f"    {_link(node)}"
     for name in plan["left_out"]:
         yield f"{name}  holds nothing"
 
@@ -122,9 +128,20 @@ def _node_line(layers: list[int], node: dict[str, Any], *, is_replica: bool) -> 
     )
 
 
+def _link(node: dict[str, Any]) -> str:
+    mbit = node["bandwidth_mbit"]
+    bandwidth = "bandwidth unknown, taken for unlimited" if mbit is None else f"{mbit:.3g} Mbit/s"
+    return (
+        f"link: round trip {node['round_trip_ms']:.3g} ms, {bandwidth}; "
+        f"a token's bytes take {node['predicted_transfer_ms']:.3g} ms"
+    )
+
+
 def _times(node: dict[str, Any]) -> str:
-    predicted = node["predicted_token_ms"]
-    expected = "nothing predicted" if predicted is None else f"{predicted:.3g} ms a token predicted"
+    expected = "nothing predicted"
+    if node["predicted_token_ms"] is not None:
+        pace = f"{node['layer_ms']:.3g} ms a layer by {_SOURCES[node['layer_ms_from']]}"
+        expected = f"{node['predicted_token_ms']:.3g} ms a token predicted ({pace})"
     if not node["observed_steps"]:
         return f"{expected}, no step in the last minute"
     return (

@@ -98,7 +98,7 @@ _DEMO = (
         "--max-tokens",
         "DEMO_MAX_TOKENS",
         "The most tokens that the answer may have.",
-        default=64,
+        default=256,
         type=click.IntRange(DEMO_TOKENS_MIN, CONTEXT_LEN_MAX),
     ),
     option("--port", "PORT", "The gateway's port.", default=8010, type=click.IntRange(1, PORT_MAX)),

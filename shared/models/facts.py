@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.options import QUANTIZE_NONE
+
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
@@ -56,6 +58,8 @@ class ModelFacts:
         vocab_size: Entries of the head.
         step_bytes_per_token: Activations that the widest layer holds at once for one new position.
         mask_bytes_per_pair: What the attention's mask takes for one new position and one that it may see.
+        dtype: Element type that it is computed in; empty where nobody has said.
+        quantize: How a node holds its weights.
 
     Raises:
         ValueError: If there is no layer, or a forbidden cut is none of the boundaries between layers.
@@ -73,6 +77,8 @@ class ModelFacts:
     tied_bytes: int = 0
     step_bytes_per_token: int = 0
     mask_bytes_per_pair: int = 0
+    dtype: str = ""
+    quantize: str = QUANTIZE_NONE
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -84,6 +90,11 @@ class ModelFacts:
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
+
+    @property
+    def precision(self) -> str:
+        """How it is held, for people: ``bfloat16``, or ``bfloat16, weights in int8``."""
+        return self.dtype if self.quantize == QUANTIZE_NONE else f"{self.dtype}, weights in {self.quantize}"
 
     @property
     def mean_active_bytes(self) -> float:

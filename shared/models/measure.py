@@ -17,7 +17,7 @@ from typing import Any, Final
 from shared.models.errors import ModelUnavailable
 from shared.models.facts import LayerFacts, ModelFacts
 from shared.models.fingerprint import stored_tensors
-from shared.models.folder import read_config, read_json, text_config
+from shared.models.folder import ModelConfig, read_config, read_json, text_config
 from shared.models.quantized import quantized_bytes
 from shared.models.slots import read_forbidden_cuts, read_slots
 from shared.models.step_sizes import MASK_FLAG_BYTES, activation_items
@@ -55,6 +55,15 @@ def measure_model(folder: Path, dtype: str = "auto", quantize: str = QUANTIZE_NO
     Raises:
         ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
     """
+    return measure_variants(folder, [(dtype, quantize)])[0]
+
+
+def measure_variants(folder: Path, kinds: Iterable[tuple[str, str]]) -> list[ModelFacts]:
+    """As `measure_model`, for several element types and quantizations; the files are read once.
+
+    Raises:
+        ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
+    """
     config = read_config(folder)
     text = text_config(read_json(folder / "config.json"))
     tensors = list(stored_tensors(folder))
@@ -62,7 +71,12 @@ def measure_model(folder: Path, dtype: str = "auto", quantize: str = QUANTIZE_NO
     if len(parts.layers) != config.num_layers:
         message = f"{folder}: its config names {config.num_layers} layers, and its weights no list of so many"
         raise ModelUnavailable("not_a_model", message, path=str(folder))
-    item_bytes = ITEM_BYTES[_majority_dtype(tensors) if dtype == "auto" else dtype]
+    stored = _majority_dtype(tensors)
+    return [_facts(config, text, parts, stored if dtype == "auto" else dtype, quantize) for dtype, quantize in kinds]
+
+
+def _facts(config: ModelConfig, text: Mapping[str, Any], parts: _Sorted, dtype: str, quantize: str) -> ModelFacts:
+    item_bytes = ITEM_BYTES[dtype]
     slots = read_slots(text, config.num_layers, item_bytes)
     chosen = _chosen_share(text)
     is_tied = not parts.head or text.get("tie_word_embeddings") is True
@@ -88,6 +102,8 @@ def measure_model(folder: Path, dtype: str = "auto", quantize: str = QUANTIZE_NO
         vocab_size=config.vocab_size,
         step_bytes_per_token=activation_items(text) * item_bytes,
         mask_bytes_per_pair=item_bytes + MASK_FLAG_BYTES,
+        dtype=dtype,
+        quantize=quantize,
     )
 
 

@@ -44,12 +44,10 @@ def least_bottleneck_s(chain: Chain, known_s: float) -> float:
 
 def _work_that_fits(chain: Chain, node: int, work_max: float = float("inf")) -> float:
     """The most work of any segment that the node has memory for and that is within a limit."""
-    room, start, most = chain.nodes[node].room_bytes[MIDDLE], 0, 0.0
+    terms, start, most = chain.nodes[node], 0, 0.0
     limit = work_max * (1 + RELATIVE_SLACK)
     for end in range(1, len(chain.cuts)):
-        while start < end and (
-            chain.bytes_before[end] - chain.bytes_before[start] > room or chain.work(start, end) > limit
-        ):
+        while start < end and (terms.bytes_of(start, end) > terms.room_bytes[MIDDLE] or chain.work(start, end) > limit):
             start += 1
         most = max(most, chain.work(start, end))
     return most

@@ -33,6 +33,8 @@ class NodeTerms:
         per_work_s: Time per token and unit of work.
         busy_fixed_s: The part of `fixed_s` during which it can serve nothing else.
         wire_s: How long its link is busy with a token, which may be longer than it computes.
+        bytes_before: For each cut of the chain, the bytes of all layers before it as this node holds them.
+        precision: How it rounds; a copy of a range stands in only for one of the same.
     """
 
     room_bytes: tuple[int, int, int, int]
@@ -40,10 +42,16 @@ class NodeTerms:
     per_work_s: float
     busy_fixed_s: tuple[float, float, float, float]
     wire_s: tuple[float, float, float, float]
+    bytes_before: tuple[int, ...]
+    precision: str
 
     def latency_s(self, role: int, work: float) -> float:
         """Time that a token spends on this hop."""
         return self.fixed_s[role] + self.per_work_s * work
+
+    def bytes_of(self, start: int, end: int) -> int:
+        """Bytes of a segment."""
+        return self.bytes_before[end] - self.bytes_before[start]
 
     def busy_s(self, role: int, work: float) -> float:
         """How long a token keeps the stage from the next one."""
@@ -62,13 +70,11 @@ class Chain:
 
     Args:
         cuts: Layer boundaries at which ranges may end, ascending, from 0 to the number of layers.
-        bytes_before: For each cut, the bytes of all layers before it.
         work_before: For each cut, their work; the average layer is 1.
         nodes: Every machine.
     """
 
     cuts: tuple[int, ...]
-    bytes_before: tuple[int, ...]
     work_before: tuple[float, ...]
     nodes: tuple[NodeTerms, ...]
 
@@ -80,9 +86,9 @@ class Chain:
     @property
     def is_uniform(self) -> bool:
         """Whether all pieces are alike, so that the order of nodes between the ends does not matter."""
-        size, work = self.bytes_before[1], self.work_before[1]
-        return all(value == size * i for i, value in enumerate(self.bytes_before)) and all(
-            abs(value - work * i) <= RELATIVE_SLACK * value for i, value in enumerate(self.work_before)
+        work, sizes = self.work_before[1], {node.bytes_before for node in self.nodes}
+        return all(abs(value - work * i) <= RELATIVE_SLACK * value for i, value in enumerate(self.work_before)) and all(
+            value == before[1] * i for before in sizes for i, value in enumerate(before)
         )
 
     def work(self, start: int, end: int) -> float:
@@ -95,8 +101,7 @@ class Chain:
 
     def fits(self, node: int, start: int, end: int) -> bool:
         """Whether the node has the memory for a segment."""
-        size = self.bytes_before[end] - self.bytes_before[start]
-        return size <= self.nodes[node].room_bytes[self.role(start, end)]
+        return self.nodes[node].bytes_of(start, end) <= self.nodes[node].room_bytes[self.role(start, end)]
 
     def latency_s(self, node: int, start: int, end: int) -> float:
         """Time that a token spends on the node for a segment."""
@@ -109,8 +114,9 @@ class Chain:
     def is_allowed(self, node: int, start: int, end: int, busy_max_s: float) -> bool:
         """Whether a segment fits and keeps within the limit on a stage's time."""
         role, terms = self.role(start, end), self.nodes[node]
-        size = self.bytes_before[end] - self.bytes_before[start]
-        return size <= terms.room_bytes[role] and self.work(start, end) <= terms.work_max(role, busy_max_s)
+        return terms.bytes_of(start, end) <= terms.room_bytes[role] and self.work(start, end) <= terms.work_max(
+            role, busy_max_s
+        )
 
     def furthest(self, node: int, start: int, busy_max_s: float) -> int:
         """The furthest end that the node reaches from `start`; `start` itself where it can hold nothing."""
@@ -118,7 +124,7 @@ class Chain:
         if self.is_allowed(node, start, last, busy_max_s):
             return last
         role, terms = role_of(is_first=start == 0, is_last=False), self.nodes[node]
-        by_bytes = bisect_right(self.bytes_before, self.bytes_before[start] + terms.room_bytes[role])
+        by_bytes = bisect_right(terms.bytes_before, terms.bytes_before[start] + terms.room_bytes[role])
         by_work = bisect_right(self.work_before, self.work_before[start] + terms.work_max(role, busy_max_s))
         return max(start, min(by_bytes - 1, by_work - 1, last - 1))
 

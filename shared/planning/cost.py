@@ -9,8 +9,8 @@ A stage is occupied by a token for the longer of its compute and its transfers; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, TypeVar
 
@@ -60,13 +60,26 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of one model under one demand."""
+    """Costs of one model under one demand.
+
+    Args:
+        model: As machines hold it that do not say otherwise.
+        demand: What is to be served.
+        variants: The same model as other machines hold it, by their `precision`.
+    """
 
     model: ModelFacts
     demand: Demand
+    variants: Mapping[str, ModelFacts] = field(default_factory=dict)
+
+    def on(self, machine: Machine) -> CostModel:
+        """Costs of the model as this machine holds it."""
+        return CostModel(self.variants.get(machine.precision, self.model), self.demand)
 
     def stage(self, machine: Machine, layers: LayerRange) -> StageCost:
         """What a range costs on a machine."""
+        if self.variants:
+            return self.on(machine).stage(machine, layers)
         role = self._role(layers)
         weights, kv = self.weights_bytes(layers), self.kv_bytes(layers)
         working = self.working_bytes(role)
@@ -113,6 +126,8 @@ class CostModel:
 
     def terms(self, machine: Machine) -> NodeTerms:
         """A machine's costs as the searches take them."""
+        if self.variants:
+            return self.on(machine).terms(machine)
         roles = range(4)
         head = [self.head_s(machine) if role & LAST else 0.0 for role in roles]
         wire = [[part / machine.bytes_per_s for part in self._wire_bytes(role, 1)] for role in roles]
@@ -124,21 +139,27 @@ class CostModel:
             per_work_s=machine.decode_s_per_layer,
             busy_fixed_s=_by_role(head),
             wire_s=_by_role([max(wire[role]) for role in roles]),
+            bytes_before=self._bytes_before(),
+            precision=machine.precision,
         )
 
     def chain(self, machines: Sequence[Machine]) -> Chain:
         """The planning problem of these machines."""
-        layers = self.model.layers
-        cuts = [cut for cut in range(len(layers) + 1) if cut not in self.model.forbidden_cuts]
-        sizes = [layer.weight_bytes + self._session_bytes(layer) for layer in layers]
-        bytes_before = list(accumulate(sizes, initial=0))
-        work_before = list(accumulate((self.layer_work(layer) for layer in layers), initial=0.0))
+        cuts = self._cuts()
+        work_before = list(accumulate((self.layer_work(layer) for layer in self.model.layers), initial=0.0))
         return Chain(
-            cuts=tuple(cuts),
-            bytes_before=tuple(bytes_before[cut] for cut in cuts),
+            cuts=cuts,
             work_before=tuple(work_before[cut] for cut in cuts),
             nodes=tuple(self.terms(machine) for machine in machines),
         )
+
+    def _cuts(self) -> tuple[int, ...]:
+        return tuple(cut for cut in range(self.model.num_layers + 1) if cut not in self.model.forbidden_cuts)
+
+    def _bytes_before(self) -> tuple[int, ...]:
+        sizes = (layer.weight_bytes + self._session_bytes(layer) for layer in self.model.layers)
+        bytes_before = list(accumulate(sizes, initial=0))
+        return tuple(bytes_before[cut] for cut in self._cuts())
 
     def _role(self, layers: LayerRange) -> int:
         return role_of(is_first=layers.start == 0, is_last=layers.end == self.model.num_layers)

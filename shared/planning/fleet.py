@@ -29,6 +29,7 @@ class Machine:
         bytes_per_s: What the link carries, either way.
         hop_overhead_s: What a hop adds besides compute, round trip and transfer.
         runtime_bytes: What the process needs besides weights and caches.
+        precision: How it holds the weights, where that is not as everybody does: a key of `CostModel.variants`.
 
     Raises:
         ValueError: If a figure is not positive where it must be.
@@ -43,6 +44,7 @@ class Machine:
     bytes_per_s: float = float("inf")
     hop_overhead_s: float = HOP_OVERHEAD_S
     runtime_bytes: int = RUNTIME_BYTES
+    precision: str = ""
 
     def __post_init__(self) -> None:
         if not (self.memory_bytes > 0 and self.decode_s_per_layer > 0 and self.bytes_per_s > 0):

@@ -148,11 +148,10 @@ class OrderedSearch:
 def _natural_orders(chain: Chain) -> Iterator[_Order]:
     """Cheap work first, with and without the hop's own time spread over what the node holds; roomy first and last."""
     nodes = range(len(chain.nodes))
-    total = chain.bytes_before[-1] or 1
 
     def spread_s(node: int) -> float:
         terms = chain.nodes[node]
-        share = min(1.0, max(terms.room_bytes[MIDDLE], 1) / total)
+        share = min(1.0, max(terms.room_bytes[MIDDLE], 1) / (terms.bytes_before[-1] or 1))
         return terms.per_work_s + terms.fixed_s[MIDDLE] / (share * chain.work_before[-1])
 
     yield tuple(sorted(nodes, key=spread_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shared.errors import MeshError
@@ -129,14 +129,23 @@ def plan_fleet(
     objective: Objective = "latency",
     *,
     replicas: bool = True,
+    variants: Mapping[str, ModelFacts] | None = None,
 ) -> Plan:
     """Place a model's layers on machines.
+
+    Args:
+        model: As machines hold it that do not say otherwise.
+        machines: Who may hold a range.
+        demand: What they are to serve.
+        objective: What to minimize.
+        replicas: Whether machines left over may hold second copies.
+        variants: The model as machines of another `precision` hold it.
 
     Raises:
         PlanImpossible: They cannot hold it; says what is missing.
     """
     _check(machines)
-    costs = CostModel(model, demand)
+    costs = CostModel(model, demand, variants or {})
     chain = costs.chain(machines)
     candidates = find_placements(chain, objective)
     if not candidates:

@@ -32,8 +32,9 @@ def why_replica(plan: Plan, stage: PlannedStage, replica: Copy) -> str:
 def why_left_out(plan: Plan, machines: Sequence[Machine], machine: Machine) -> str:
     """What keeps a machine out: its memory, or what a token would take with it."""
     node = next(index for index, other in enumerate(machines) if other.name == machine.name)
-    room = plan.chain.nodes[node].room_bytes[MIDDLE]
-    smallest = min(after - before for before, after in pairwise(plan.chain.bytes_before))
+    terms = plan.chain.nodes[node]
+    room = terms.room_bytes[MIDDLE]
+    smallest = min(after - before for before, after in pairwise(terms.bytes_before))
     if room < smallest:
         return (
             f"too little memory: {size_text(max(0, room))} are left for layers, and the smallest piece takes "
@@ -79,7 +80,9 @@ def _cost_of_using(plan: Plan, machine: Machine, forced: Placement | None) -> st
 
 
 def _why_no_replica(plan: Plan, node: int) -> str:
-    placement = plan.found.placement
+    placement, precision = plan.found.placement, plan.chain.nodes[node].precision
+    if not any(plan.chain.nodes[item.node].precision == precision for item in placement):
+        return f"and no other machine computes in {precision}, so that it could be a replica"
     if not any(plan.chain.fits(node, item.start, item.end) for item in placement):
         return "and no other machine's range fits its memory, to be its replica"
     if not able_stages(plan.chain, placement, node):

@@ -52,12 +52,14 @@ def choose_replicas(chain: Chain, placement: Placement, objective: Objective) ->
 
 
 def able_stages(chain: Chain, placement: Placement, node: int) -> list[int]:
-    """Stages whose range a machine has memory for, and on which an answer over it is not much slower."""
+    """Stages whose range a machine has memory for and computes alike, and on which an answer is not much slower."""
     token_s = latency_of(chain, placement)
     return [
         stage
         for stage, item in enumerate(placement)
-        if chain.fits(node, item.start, item.end) and token_s + slower_by_s(chain, item, node) <= SLOWDOWN_MAX * token_s
+        if chain.nodes[node].precision == chain.nodes[item.node].precision
+        and chain.fits(node, item.start, item.end)
+        and token_s + slower_by_s(chain, item, node) <= SLOWDOWN_MAX * token_s
     ]
 
 

@@ -70,11 +70,11 @@ class UniformSearch:
 
     def _pieces_max(self, node: int, role: int, busy_max_s: float) -> int:
         """How many pieces a node may hold in a role."""
-        terms, size, work = self.chain.nodes[node], self.chain.bytes_before[1], self.chain.work_before[1]
+        terms, work = self.chain.nodes[node], self.chain.work_before[1]
         room, work_max = terms.room_bytes[role], terms.work_max(role, busy_max_s)
         if room < 0 or work_max < 0:
             return 0
-        by_bytes = room // size if size else self.chain.num_segments
+        by_bytes = room // terms.bytes_before[1] if terms.bytes_before[1] else self.chain.num_segments
         by_work = work_max / work if work else _NOWHERE
         return int(min(self.chain.num_segments, by_bytes, by_work))
 

@@ -13,9 +13,21 @@ import pytest
 from shard.settings import Address
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
-from shared.messages import Drain, Heartbeat, LoadProgress, Refused, Release, Unload
+from shared.messages import (
+    PROBE_BYTES_MAX,
+    Drain,
+    Heartbeat,
+    LoadProgress,
+    Probe,
+    Refused,
+    Release,
+    Unload,
+    Unsupported,
+)
+from shared.tensor_spec import WireTensor
 from tests.support.fake_gateway import FakeGateway, JoinedNode, running_gateway
 from tests.support.fake_model import expected_tokens
+from tests.support.fake_runner import FakeRunner
 from tests.support.flexible_node import MACHINE, FakeLoader, joining_node
 from tests.support.node_client import connected
 
@@ -71,6 +83,13 @@ async def test_load_is_fetched_read_and_served(node: JoinedNode, loader: FakeLoa
     assert await node.generate("s", PROMPT, 8) == expected_tokens(PROMPT, 8, num_layers=4)
     assert (loader.loads[0].files_url or "").startswith("http://127.0.0.1:")
     assert (loader.loads[0].files_url or "").endswith("/files")
+
+
+async def test_the_memory_that_is_shown_is_what_the_node_may_use(node: JoinedNode) -> None:
+    """`--memory`, or what it offered in its place, and not all that the device has."""
+    assert (await node.stats()).memory_limit_bytes == MACHINE.memory_bytes
+    await node.load("0:4")
+    assert (await node.stats()).memory_limit_bytes == MACHINE.memory_bytes < FakeRunner.memory_limit_bytes
 
 
 async def test_load_of_what_is_held_is_answered_at_once(node: JoinedNode, loader: FakeLoader) -> None:
@@ -382,3 +401,13 @@ async def test_joining_and_listening(gateway: FakeGateway, loader: FakeLoader) -
         async with connected(f"ws://{url}") as client:
             assert client.link.welcome.machine == MACHINE
             assert (await client.result(await client.prefill("s", PROMPT))).cached
+
+
+async def test_a_probe_comes_back_as_it_was_unless_it_is_too_large(node: JoinedNode) -> None:
+    """At once, whatever is being computed; one over the limit is not answered with as much again."""
+    for size, answer in ((0, Probe), (1000, Probe), (PROBE_BYTES_MAX, Probe), (PROBE_BYTES_MAX + 1, Unsupported)):
+        payload = {"payload": WireTensor("u8", (size,), memoryview(bytes(size)))}
+        await node.link.send(Probe(seq=size), payload)
+        message, tensors = await node.receive(answer)
+        if isinstance(message, Probe):
+            assert (message.seq, message.reply, tensors["payload"].data.nbytes) == (size, True, size)

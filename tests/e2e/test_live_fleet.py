@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.models.measure import measure_model
+from shared.models.range_memory import slot_bytes
 from tests.conftest import TinyModels
 from tests.support.fleet import REPO, Fleet, ManagedProcess, child_env, free_port, wait_until
 
@@ -19,24 +21,36 @@ QUESTION = "count to ten"
 SEEDED = {"temperature": 0.8, "seed": 7, "max_completion_tokens": 200, "ignore_eos": True}
 
 
-def start_node(model: Path, url: str, folder: Path, name: str, *, memory: str = "1G") -> ManagedProcess:
+def start_node(
+    model: Path, url: str, folder: Path, name: str, *, memory: str = "1G", program: tuple[str, ...] = ("shard",)
+) -> ManagedProcess:
     """A node that joins, with a cache of its own."""
-    command = [sys.executable, "-m", "shard", "--model", str(model), "--join", url.replace("http:", "ws:") + "/mesh"]
+    command = [sys.executable, "-m", *program, "--model", str(model), "--join", url.replace("http:", "ws:") + "/mesh"]
     command += ["--node-id", name, "--cache-dir", str(folder / name), "--device", "cpu", "--threads", "1"]
     command += ["--dtype", "float32", "--memory", memory, "--exit-with-parent"]
     return ManagedProcess(name, command, folder / f"{name}.log", child_env(MESHNET_MESH_TOKEN=TOKEN))
 
 
 @contextmanager
-def live_fleet(model: Path, folder: Path, names: tuple[str, ...]) -> Iterator[Fleet]:
-    """A gateway that dials nobody, and nodes that dial it."""
+def live_fleet(
+    model: Path,
+    folder: Path,
+    names: tuple[str, ...],
+    *,
+    gateway_args: tuple[str, ...] = (),
+    programs: dict[str, tuple[str, ...]] | None = None,
+) -> Iterator[Fleet]:
+    """A gateway that dials nobody, and nodes that dial it; some of them are other programs than a plain node."""
+    started_as = programs or {}
     port = free_port()
     command = [sys.executable, "-m", "gateway", "--model", str(model), "--port", str(port), "--exit-with-parent"]
-    command += ["--plan-sessions", "2", "--plan-context-len", "512"]
+    command += ["--plan-sessions", "2", "--plan-context-len", "512", *gateway_args]
     gateway = ManagedProcess("gateway", command, folder / "gateway.log", child_env(MESHNET_MESH_TOKEN=TOKEN))
     fleet = Fleet(f"http://127.0.0.1:{port}", gateway, [])
     try:
-        fleet.nodes += [start_node(model, fleet.base_url, folder, name) for name in names]
+        for name in names:
+            program = started_as.get(name, ("shard",))
+            fleet.nodes.append(start_node(model, fleet.base_url, folder, name, program=program))
         fleet.wait_ready(240)
         yield fleet
     finally:
@@ -61,8 +75,9 @@ def holders(fleet: Fleet) -> dict[str, str]:
 class Answer(threading.Thread):
     """One answer, read in the background."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, **parameters: int) -> None:
         super().__init__(daemon=True)
+        self._parameters = {**SEEDED, **parameters}
         self.text = ""
         self.status = 0
         self._fleet = fleet
@@ -70,7 +85,7 @@ class Answer(threading.Thread):
 
     def run(self) -> None:
         """Ask."""
-        response = self._fleet.chat(QUESTION, **SEEDED)
+        response = self._fleet.chat(QUESTION, **self._parameters)
         self.status = response.status_code
         self.text = response.json()["choices"][0]["message"]["content"] if self.status == 200 else response.text
 
@@ -126,3 +141,24 @@ def test_life_of_a_live_fleet(tiny_model: TinyModels, tmp_path: Path) -> None:
         assert "no node called nobody" in unknown.stderr
         fleet.gateway.ask_to_end()
         assert fleet.gateway.process.wait(20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_predicted_is_what_is_observed(tiny_model: TinyModels, tmp_path: Path) -> None:
+    """Within 20 %, on two nodes of which each is far slower than it has measured: some tokens put the plan right."""
+    slow = {name: ("tests.support.slow_shard", layer) for name, layer in (("a", "15ms"), ("b", "25ms"))}
+    model = tiny_model("qwen2")
+    slot = slot_bytes(measure_model(model, "float32").layers[0].slot, 512)
+    sessions = (1 << 30) * 3 // 2 // (6 * slot)  # of which each node's memory takes two thirds
+    flags = ("--plan-sessions", str(sessions))
+    with live_fleet(model, tmp_path, ("a", "b"), gateway_args=flags, programs=slow) as fleet:
+        before = fleet.mesh()["plan"]
+        assert len(before["stages"]) == 2
+        nodes = fleet.mesh()["nodes"]
+        assert all(node["link"]["bandwidth_mbit"] > 10 for node in nodes)
+        Answer(fleet, max_completion_tokens=60).wait()
+        plan = fleet.mesh()["plan"]
+        assert [stage["nodes"][0]["layer_ms_from"] for stage in plan["stages"]] == ["steps", "steps"], fleet.logs()
+        assert plan["predicted_tokens_per_s"] == pytest.approx(plan["observed_tokens_per_s"], rel=0.2), plan
+        assert before["predicted_tokens_per_s"] > 2 * plan["observed_tokens_per_s"], "the slow-down was to be found out"

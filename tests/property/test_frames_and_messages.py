@@ -46,6 +46,7 @@ from shared.messages import (
     NodeState,
     NodeStats,
     Pooling,
+    Probe,
     Refused,
     Release,
     SamplingParams,
@@ -142,6 +143,7 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     "release": st.builds(Release, session=ids),
     "cancel": st.builds(Cancel, session=ids),
     "heartbeat": st.builds(Heartbeat, seq=counts, reply=st.booleans(), stats=st.none() | node_stats),
+    "probe": st.builds(Probe, seq=counts, reply=st.booleans()),
     "drain": st.builds(Drain),
     "unsupported": st.builds(Unsupported, unsupported=text),
 }  # fmt: skip

@@ -30,10 +30,10 @@ LOAD_S = 5.0
 STEP_S = 1.0
 
 
-def facts(num_layers: int = NUM_LAYERS) -> ModelFacts:
+def facts(num_layers: int = NUM_LAYERS, layer_bytes: int = LAYER_BYTES) -> ModelFacts:
     """A model of equal layers and small ends."""
     return ModelFacts(
-        layers=(LayerFacts(LAYER_BYTES, LAYER_BYTES, SlotFacts(bytes_per_token=0)),) * num_layers,
+        layers=(LayerFacts(layer_bytes, layer_bytes, SlotFacts(bytes_per_token=0)),) * num_layers,
         embedding_bytes=100,
         head_bytes=100,
         is_tied=False,
@@ -43,8 +43,14 @@ def facts(num_layers: int = NUM_LAYERS) -> ModelFacts:
 
 
 def forecast(objective: Objective = "latency") -> Forecast:
-    """Plans for that model."""
-    return Forecast(facts=facts(), demand=Demand(sessions=1, context_len=16), objective=objective)
+    """Plans for that model, which in int8 takes half."""
+    return Forecast(
+        facts=facts(),
+        demand=Demand(sessions=1, context_len=16),
+        objective=objective,
+        variants={"f32": facts(), "f32/int8": facts(layer_bytes=LAYER_BYTES // 2)},
+        stored="f32",
+    )
 
 
 def machine(layers: int = 6, layer_ms: float = 10.0, **fields: object) -> MachineInfo:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that delays, stalls or cuts what passes, for tests between real processes."""
+"""A TCP proxy on loopback that delays, throttles, stalls or cuts what passes, for tests between real processes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class LinkProxy:
         self.host, self.port = host, port
         self.connections = 0
         self.delay_s: dict[Way, float] = {"there": 0.0, "back": 0.0}
+        self.bytes_per_s: dict[Way, float] = {"there": float("inf"), "back": float("inf")}
         self.passed_bytes: dict[Way, int] = {"there": 0, "back": 0}
         self.heard: dict[Way, bytearray] | None = None
         self.refusing = False
@@ -108,9 +109,11 @@ class LinkProxy:
     async def _read(self, way: Way, reader: asyncio.StreamReader, chunks: Chunks) -> None:
         loop = asyncio.get_running_loop()
         data = b"start"
+        free_at = loop.time()
         while data:
             data = await reader.read(READ_BYTES_MAX)
-            await chunks.put((loop.time() + self.delay_s[way], data))
+            free_at = max(free_at, loop.time()) + len(data) / self.bytes_per_s[way]
+            await chunks.put((free_at + self.delay_s[way], data))
 
     async def _write(self, way: Way, chunks: Chunks, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()

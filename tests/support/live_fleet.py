@@ -64,12 +64,20 @@ async def live_fleet(cuts: tuple[str, ...] = (), **policy: Any) -> AsyncIterator
     async with scripted_mesh(cuts, route_wait_s=60.0) as mesh:
         clock, generator = mesh.clock, mesh.generator
         rules = FleetPolicy(**policy)
-        members = Members(mesh=mesh.mesh, model=MODEL, num_layers=NUM_LAYERS, grace_s=rules.grace_s, clock=clock)
+        forecast = Forecast(facts=facts(NUM_LAYERS), demand=Demand(sessions=1, context_len=16))
+        members = Members(
+            mesh=mesh.mesh,
+            model=MODEL,
+            num_layers=NUM_LAYERS,
+            grace_s=rules.grace_s,
+            clock=clock,
+            work=forecast.work,
+        )
         fleet = Fleet(
             mesh=mesh.mesh,
             members=members,
             model=FleetModel(fingerprint=MODEL, name="scripted", num_layers=NUM_LAYERS, files="/files"),
-            forecast=Forecast(facts=facts(NUM_LAYERS), demand=Demand(sessions=1, context_len=16)),
+            forecast=forecast,
             policy=rules,
             is_idle=lambda: not generator.admission.active and not generator.admission.queued,
             clock=clock,

@@ -30,7 +30,7 @@ def render(lines: Iterable[str]) -> str:
     table = "\n".join(rows)
     refused, alone, stateless = (
         [row for row in rows if words in row]
-        for words in ("| refused: ", "served by one node alone", "without a cache: ")
+        for words in ("| refused: ", "served by one node alone", "without a cache")
     )
     return f"""# Models
 

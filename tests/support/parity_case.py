@@ -8,6 +8,7 @@ of it.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -73,7 +74,27 @@ class Row:
 
     def as_line(self) -> str:
         """A line of the table."""
-        return f"| `{self.model_type}` | {self.caches} | {self.rewind} | {self.cuts} | {self.verdict} |"
+        return f"| `{self.model_type}` | {self.caches} | {self.rewind} | {self.cuts} | {in_words(self.verdict)} |"
+
+
+ERRORS_IN_WORDS = {
+    "AttributeError": "since its code looks for something that is not there",
+    "IndexError": "since its code takes a part that is not there",
+    "RuntimeError": "since its code meets sizes that do not fit",
+    "TypeError": "since its code cannot be called so",
+    "ValueError": "since its code refuses what it is given",
+}
+ERROR_CHARS_MAX = 60
+"""How much of an error's own words a verdict repeats."""
+
+
+def in_words(verdict: str) -> str:
+    """A verdict as a sentence: an exception of a model's code by its kind in words, and its message for who looks."""
+    match = re.search(rf"(,|:) ({'|'.join(ERRORS_IN_WORDS)}): (.*)", verdict)
+    if match is None:
+        return verdict
+    message = match[3] if len(match[3]) <= ERROR_CHARS_MAX else match[3][:ERROR_CHARS_MAX].rstrip() + "…"
+    return f"{verdict[: match.start()]}, {ERRORS_IN_WORDS[match[2]]}: `{message.replace('`', chr(39))}`"
 
 
 def judge(model_type: str, folder: Path) -> Row:

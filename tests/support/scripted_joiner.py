@@ -26,8 +26,10 @@ from shared.messages import (
     Message,
     NodeInfo,
     NodeStats,
+    Probe,
     Step,
     Unload,
+    Unsupported,
 )
 from shared.tensor_spec import WireTensor
 from tests.support.scripted_link import ScriptedLink
@@ -65,6 +67,9 @@ class JoiningNode(ScriptedNode):
         load_s: What loading takes.
         fails: Of a range that it is told to load: why it cannot, if it cannot.
         loads: What it was told to hold.
+        bytes_per_s: What its link carries each way, as probes see it; None for a node that knows no probes.
+        round_trip_s: What a probe takes besides.
+        ignores_probes: It never answers one.
     """
 
     machine: MachineInfo | None = MACHINE
@@ -77,6 +82,10 @@ class JoiningNode(ScriptedNode):
     refused_cuts: tuple[int, ...] = ()
     refusals: list[str] = field(default_factory=list)
     host: str = "10.0.0.1"
+    bytes_per_s: float | None = None
+    round_trip_s: float = 0.0
+    ignores_probes: bool = False
+    probes: int = 0
     _loading: asyncio.Task[None] | None = None
 
     @property
@@ -115,6 +124,8 @@ class JoiningNode(ScriptedNode):
             super().take(link, message, tensors)
             return
         match message:
+            case Probe():
+                self._answer_probe(link, message, tensors)
             case Load():
                 self._begin_load(message)
             case Unload():
@@ -126,6 +137,17 @@ class JoiningNode(ScriptedNode):
                 self.stop()
             case _:
                 super().take(link, message, tensors)
+
+    def _answer_probe(self, link: ScriptedLink, probe: Probe, tensors: dict[str, WireTensor]) -> None:
+        self.probes += 1
+        if self.ignores_probes:
+            return
+        if self.bytes_per_s is None:
+            link.deliver(Unsupported(unsupported=probe.kind))
+            return
+        both_ways_bytes = 2 * sum(tensor.data.nbytes for tensor in tensors.values())
+        takes_s = self.round_trip_s + both_ways_bytes / self.bytes_per_s
+        self._start(self._deliver_late(link, replace(probe, reply=True), tensors, takes_s))
 
     def drain(self) -> None:
         """As after SIGTERM: it tells every gateway, and goes on with what it has."""

@@ -1,6 +1,8 @@
-"""A real node whose machine is slower than this one: steps take so many times as long, and it says so of itself.
+"""A real node whose machine is slower than this one.
 
-``python -m tests.support.slow_shard 2.5 --join ws://127.0.0.1:8000/mesh``: the factor, then what a node takes.
+``python -m tests.support.slow_shard 2.5 --join ws://127.0.0.1:8000/mesh``: the factor, then what a node takes. Steps
+take so many times as long, and it says so of itself. With ``20ms`` in place of the factor each layer takes so long
+besides, whatever else this machine does; of that the node says nothing, nor does it measure: it says that it is fast.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from shard import machine_info
 from shard.machine_info import MachineFigures
 from shard.runner import Pass, PassOutput, Runner
 from shared.errors import MeshError
+
+FAST = MachineFigures(
+    device="cpu", runtime_bytes=0, read_bytes_per_s=10_000_000_000, prefill_bytes_per_s=1_000_000_000_000
+)
 
 
 class SlowRunner:
@@ -35,6 +41,15 @@ class SlowRunner:
         return outputs
 
 
+class DelayedRunner(SlowRunner):
+    """Everything of a runner, but each layer takes so much longer."""
+
+    def run(self, passes: Sequence[Pass]) -> list[PassOutput | MeshError]:
+        """Compute, and wait."""
+        time.sleep(self._factor * len(self._runner.layers))
+        return self._runner.run(passes)
+
+
 def slow_figures(figures: MachineFigures, factor: float) -> MachineFigures:
     """What a machine that is slower by `factor` would have measured."""
     return replace(
@@ -50,15 +65,28 @@ def slow_down(factor: float) -> None:
 
     fast_load: Callable[..., Runner] = load.load_runner
     remembered: Callable[..., MachineFigures] = machine_info.remembered_figures
-    load.load_runner = lambda *args: SlowRunner(fast_load(*args), factor)  # type: ignore[assignment, return-value]
+    load.load_runner = lambda *args, **named: SlowRunner(fast_load(*args, **named), factor)  # type: ignore[assignment, return-value]
     machine_info.remembered_figures = lambda *args, **named: slow_figures(remembered(*args, **named), factor)
+
+
+def delay(layer_s: float) -> None:
+    """Let each layer of the node that this process is about to become take so much longer, and let it not say so."""
+    from shard import load
+
+    fast_load: Callable[..., Runner] = load.load_runner
+    load.load_runner = lambda *args, **named: DelayedRunner(fast_load(*args, **named), layer_s)  # type: ignore[assignment, return-value]
+    machine_info.remembered_figures = lambda *_args, **_named: FAST
 
 
 def main() -> int:
     """Run a slow node as a process."""
     from shard.__main__ import main as run_shard
 
-    slow_down(float(sys.argv.pop(1)))
+    how = sys.argv.pop(1)
+    if how.endswith("ms"):
+        delay(float(how.removesuffix("ms")) / 1000)
+    else:
+        slow_down(float(how))
     return run_shard()
 
 

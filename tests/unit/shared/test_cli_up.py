@@ -30,6 +30,7 @@ from shared.cli.signals import REPEAT_WINDOW_S, Wishes
 from shared.cli.up import require_device, require_free_port
 from shared.cli.welcome import ready_text
 from shared.layers import LayerRange
+from shared.program_name import program_name
 
 SETTINGS = UpSettings(
     model="default",
@@ -223,9 +224,14 @@ async def test_a_child_that_ignores_sigterm_is_killed():
 
 @pytest.mark.parametrize("module", ["gateway", "shard"])
 def test_gateway_and_shard_hand_over(module: str, monkeypatch: pytest.MonkeyPatch):
-    """The process becomes the other program; flags, `--help` among them, go there untouched."""
+    """The process becomes the other program, which calls itself so; flags, `--help` among them, go there untouched."""
     became: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda path, argv: became.append([path, *argv]))
+
+    def become(path: str, argv: list[str], environ: dict[str, str]) -> None:
+        assert program_name(module, environ) == f"meshnet {module}"
+        became.append([path, *argv])
+
+    monkeypatch.setattr(os, "execve", become)
     result = CliRunner().invoke(cli.main, [module, "--help", "--port", "1"])
     assert result.exit_code == 0
     assert became == [[sys.executable, sys.executable, "-m", module, "--help", "--port", "1"]]

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gateway.fleet.cover import best_chain, covers, gaps
-from gateway.fleet.state import FixedNode, FleetPolicy, LoadRange, UnloadRange
+from gateway.fleet.state import FixedNode, FleetPolicy, LoadRange, Member, UnloadRange
 from tests.support.fleet_world import LOAD_S, NUM_LAYERS, STEP_S, World, forecast, layers, machine
 
 POLICY = FleetPolicy()
@@ -62,7 +62,7 @@ def test_ranges_that_are_held_already_stay():
 
 def test_nodes_whose_range_is_given_are_kept_as_they_are():
     """The plan fills what they leave open."""
-    world = World(fixed=(FixedNode(node="f", layers=layers("3:6")),))
+    world = World(fixed=(FixedNode(node="f", layers=layers("3:6"), precision="f32"),))
     world.join("a", machine(3))
     world.join("b", machine(6))
     world.run(POLICY.settle_s + LOAD_S + 1)
@@ -78,6 +78,43 @@ def test_a_spare_stands_in_for_the_range_with_the_fewest_copies():
     world.join("d")
     world.run(POLICY.settle_s + LOAD_S + 1)
     assert sorted(world.held().values()) == ["0:6", "0:6", "6:12", "6:12"]
+
+
+def test_quantized_nodes_take_what_fits_them_quantized():
+    """Two that hold weights in int8 take a model of which each would hold a third plain; and half of it is counted."""
+    plain = started("a", "b", a=machine(4), b=machine(4))
+    assert not plain.is_covered()
+    assert "no plan is possible" in plain.pending
+    quantized = started("a", "b", a=machine(4, quantize="int8"), b=machine(4, quantize="int8"))
+    assert quantized.is_covered()
+    held = quantized.members["a"]
+    assert held.layers is not None
+    cost = quantized.plans.cost(held, held.layers)
+    assert cost.weights_bytes == len(held.layers) * 500 + 100
+    assert cost.free_bytes == 4_250 - cost.weights_bytes - cost.kv_bytes - cost.working_bytes >= 0
+
+
+def test_a_quantized_nodes_speed_counts_plain_bytes():
+    """As it was measured: a layer takes as long as it said, whatever the layer takes there."""
+    plans = World().plans
+    for quantize in ("none", "int8"):
+        member = Member(node="a", machine=machine(12, layer_ms=7, quantize=quantize))
+        assert plans.machine(member).decode_s_per_layer == pytest.approx(0.007, rel=1e-4)
+
+
+@pytest.mark.parametrize(("quantize", "held"), [("int8", None), ("none", "0:12")])
+def test_a_spare_stands_in_only_for_what_is_held_alike(quantize: str, held: str | None):
+    """An answer that moved between quantizations could go on with other tokens."""
+    world = started("a", a=machine(12))
+    world.join("b", machine(12, quantize=quantize))
+    world.run(POLICY.settle_s + LOAD_S + 1)
+    assert world.held().get("b") == held
+
+
+def test_copies_of_the_first_plan_are_alike_too():
+    """Three machines for one range each: the two plain ones hold it, the quantized one nothing."""
+    plain, quantized = machine(12, layer_ms=1), machine(12, layer_ms=1.2, quantize="int8")
+    assert started("a", "b", "c", a=plain, b=plain, c=quantized).held() == {"a": "0:12", "b": "0:12"}
 
 
 # --- needed changes --------------------------------------------------------------------------------
@@ -129,7 +166,8 @@ def test_a_node_that_can_be_spared_takes_a_lost_ones_layers_early():
 
 def test_a_node_that_can_be_spared_takes_a_lost_fixed_ones_layers_early():
     """A range that was given by hand is missed as much as any other."""
-    near, far = FixedNode(node="near", layers=layers("0:6")), FixedNode(node="far", layers=layers("6:12"))
+    near = FixedNode(node="near", layers=layers("0:6"), precision="f32")
+    far = FixedNode(node="far", layers=layers("6:12"), precision="f32")
     world = World(fixed=(near, far))
     world.join("spare")
     world.run(POLICY.settle_s + LOAD_S + 1)

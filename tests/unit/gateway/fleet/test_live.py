@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.fleet.drain import REPLANNED_S_MAX, DrainRefused
 from gateway.fleet.state import DEFAULT_POLICY
 from gateway.generation_request import Token
+from gateway.observed import ALONE_STEPS_MIN
 from shared.cli.operate import live_plan_text
 from shared.layers import LayerRange
 from shared.messages import Cancel, Drain, Loaded, Release, Step
@@ -19,6 +21,7 @@ from tests.support.live_fleet import LiveFleet, live_fleet, machine
 from tests.support.memory_mesh import SEEDED, expected, idle
 from tests.support.scripted_node import MODEL, Crash
 
+MESH = {"num_layers": 6, "reason": None}
 PAGE = Path(__file__).parents[4] / "docs" / "operations.md"
 
 
@@ -210,6 +213,22 @@ async def test_a_drained_node_leaves_without_a_stream_noticing() -> None:
         assert busy.drains == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("announces", "level"), [(True, "info"), (False, "warning")])
+async def test_a_node_that_said_that_it_leaves_is_no_reason_to_worry(announces: bool, level: str) -> None:
+    """Its end is in the log all the same; one that says nothing is warned of."""
+    async with live_fleet() as fleet:
+        node = fleet.join("a", machine=machine(6))
+        await fleet.until_ready()
+        with capture_logs() as logs:
+            if announces:
+                node.drain()
+                await idle()
+            node.stop()
+            await idle()
+        (ended,) = (entry for entry in logs if entry["event"] == "node.disconnected")
+        assert (ended["log_level"], ended["was_announced"]) == (level, announces)
+
+
 async def test_a_node_is_replaced_before_it_is_told_to_go() -> None:
     """No replica was there: a newcomer loads its range first, and requests are served all the time."""
     async with live_fleet() as fleet:
@@ -318,6 +337,37 @@ async def test_every_figure_of_a_plan_is_explained() -> None:
     assert plan["stages"][0]["nodes"][0]["observed_steps"] > 0
     assert plan["observed_tokens_per_s"] > 0
     assert plan["predicted_tokens_per_s"] > 0
+
+
+async def test_what_steps_show_goes_before_what_was_measured() -> None:
+    """A machine that promised 1 ms a layer takes 20: the plan says so after some steps, and is right within 20 %."""
+    async with live_fleet() as fleet:
+        node = fleet.join("a", machine=machine(6, layer_ms=1), step_s=0.12)
+        await fleet.until_ready()
+        promised = fleet.mesh.view.snapshot()["plan"]
+        assert promised["stages"][0]["nodes"][0]["layer_ms_from"] == "measurement"
+        assert promised["predicted_tokens_per_s"] > 100
+        await fleet.mesh.drive(fleet.mesh.generate(ALONE_STEPS_MIN + 10))
+        learned = fleet.mesh.view.snapshot()["plan"]
+        assert learned["predicted_tokens_per_s"] == pytest.approx(learned["observed_tokens_per_s"], rel=0.2)
+        assert learned["stages"][0]["nodes"][0]["layer_ms_from"] == "steps"
+        assert any("ms a layer by its steps" in line for line in live_plan_text({**MESH, "ready": True}, learned))
+        node.restart()
+        await fleet.mesh.until(lambda: len(node.loads) == 2)
+        await fleet.until_ready()
+        kept = fleet.mesh.view.snapshot()["plan"]
+        assert kept["predicted_tokens_per_s"] == learned["predicted_tokens_per_s"]
+
+
+async def test_steps_that_share_a_node_show_no_pace() -> None:
+    """What one waits for another, or computes with it, is not what it takes alone."""
+    async with live_fleet() as fleet:
+        fleet.join("a", machine=machine(6, layer_ms=1), step_s=0.12)
+        await fleet.until_ready()
+        both = asyncio.gather(*(fleet.mesh.generate(ALONE_STEPS_MIN + 10) for _ in range(2)))
+        await fleet.mesh.drive(both)
+        plan = fleet.mesh.view.snapshot()["plan"]
+        assert plan["stages"][0]["nodes"][0]["layer_ms_from"] == "measurement"
 
 
 async def test_people_are_shown_the_plan_in_words() -> None:
