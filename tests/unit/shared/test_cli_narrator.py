@@ -43,6 +43,7 @@ def test_a_note_interrupts_and_the_text_goes_on_below(page: io.StringIO):
 
 def test_an_answer_is_summed_up():
     """Speed over the gaps, and the longest of them."""
-    answer = Answer(["a", "b", "c"], [1.0, 1.5, 3.0])
+    answer = Answer(["a", "b", "c"], at_s=[1.0, 1.5, 3.0])
     assert answer.text == "abc"
     assert answer.summary() == "3 pieces of text, 1.0 a second; the longest pause was 1.5 s"
+    assert Answer(["a"], at_s=[1.0]).summary() == "1 piece of text"

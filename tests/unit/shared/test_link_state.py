@@ -36,6 +36,7 @@ from shared.messages import (
     LoadProgress,
     Message,
     NodeInfo,
+    Probe,
     Refused,
     Release,
     Step,
@@ -64,6 +65,7 @@ SAMPLES: dict[str, Message] = {
     "release": Release(session="s"),
     "cancel": Cancel(session="s"),
     "heartbeat": Heartbeat(seq=1),
+    "probe": Probe(seq=1),
     "drain": Drain(),
     "unsupported": Unsupported(unsupported="x"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from shared.models import store as store_module
+from shared.models import wheels
 from shared.models.catalogue import CATALOGUE, CatalogueEntry, WheelParts, find_entry
 from shared.models.errors import ModelUnavailable
 from shared.models.progress import Progress, ignore_progress
@@ -144,6 +146,24 @@ def test_wrong_content_everywhere_names_both_hashes_and_keeps_nothing(
     assert hashlib.sha256(b"tampered" * 100).hexdigest() in caught.value.message
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
     assert left == []
+
+
+def test_progress_is_told_of_a_folder_in_which_things_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pip unpacks into folders of its own and removes them while we count."""
+    for name in ("kept", "gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_bytes(b"1234")
+    real_walk = os.walk
+
+    def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for entry in real_walk(folder):
+            shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+            yield entry
+
+    monkeypatch.setattr(os, "walk", walk)
+    assert wheels.tree_bytes(tmp_path) == 4
 
 
 def test_two_at_once_fetch_once(
