@@ -43,11 +43,12 @@ def _read_scaled(reader: WeightReader, weight: QuantizedTensor, dtype: torch.dty
     scales = _read_scales(reader, weight.scales).view(grid)
     tensor = allocate_tensor(weight.shape, dtype)
     stack = tensor.view(-1, rows, columns)
+    floats = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[weight.codes.dtype]).to(torch.float32)
     for index, first, codes in _bands(reader, weight.codes, len(stack), rows, columns):
         last = first + len(codes)
         by_row = scales[index, torch.arange(first, last) // block_rows]
         by_element = by_row.repeat_interleave(block_columns, dim=1)[:, :columns]
-        stack[index, first:last] = codes.to(torch.float32).mul_(by_element)
+        stack[index, first:last] = _look_up(floats, codes).mul_(by_element)
     return tensor
 
 
@@ -55,10 +56,11 @@ def _read_mxfp4(reader: WeightReader, weight: QuantizedTensor, dtype: torch.dtyp
     experts, rows, groups, block_bytes = weight.codes.shape
     scales = _read_scales(reader, weight.scales)
     pairs = torch.tensor([(FLOATS_4[byte & 15], FLOATS_4[byte >> 4]) for byte in range(256)])  # low half first
+    as_one = pairs.view(torch.int64)  # both floats of a byte are looked up at once
     tensor = allocate_tensor(weight.shape, dtype)
     for expert, first, codes in _bands(reader, weight.codes, experts, rows, groups * block_bytes):
         last = first + len(codes)
-        floats = pairs[codes.int()].view(last - first, groups, -1)
+        floats = _look_up(as_one, codes).view(torch.float32).view(last - first, groups, -1)
         floats *= scales[expert, first:last].unsqueeze(-1)
         tensor[expert, :, first:last] = floats.view(last - first, -1).T
     return tensor
@@ -77,14 +79,19 @@ def _read_scales(reader: WeightReader, entry: TensorEntry) -> torch.Tensor:
     return scales.to(torch.float32)
 
 
+def _look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """What each byte stands for: several times as fast as indexing, or torch's own conversion of float8."""
+    return torch.index_select(table.flatten(), 0, codes.flatten().int()).view(codes.shape)
+
+
 def _bands(
     reader: WeightReader, entry: TensorEntry, count: int, rows: int, row_bytes: int
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Index of a matrix, its first row in the band, and the band's rows; elements have one byte."""
+    """Index of a matrix, its first row in the band, and the band's rows as bytes."""
     height = max(1, BAND_BYTES // max(1, row_bytes))
     for index in range(count):
         for first in range(0, rows, height):
             last = min(first + height, rows)
             start = (index * rows + first) * row_bytes
             part = reader.read_part(entry, start, (last - first) * row_bytes)
-            yield index, first, part.view(TORCH_DTYPES[entry.dtype]).view(last - first, row_bytes)
+            yield index, first, part.view(last - first, row_bytes)
