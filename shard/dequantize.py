@@ -5,7 +5,7 @@ The arithmetic is that of transformers' own dequantization: in float32, rounded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -37,30 +37,41 @@ def read_weight(reader: WeightReader, weight: Weight, dtype: torch.dtype | None)
 
 
 def _read_scaled(reader: WeightReader, weight: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+    numbers = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[weight.codes.dtype]).to(torch.float32)
+    return _read_blocks(reader, weight, dtype, numbers)
+
+
+def _read_int4(reader: WeightReader, weight: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+    return _read_blocks(reader, weight, dtype, _pairs([float(value - 8) for value in range(16)]))
+
+
+def _read_blocks(
+    reader: WeightReader, weight: QuantizedTensor, dtype: torch.dtype, numbers: torch.Tensor
+) -> torch.Tensor:
+    """What each byte stands for, one number or two, times the scale of its block."""
     rows, columns = weight.shape[-2:]
     block_rows, block_columns = weight.block
     grid = (-1, -(-rows // block_rows), -(-columns // block_columns))
     scales = _read_scales(reader, weight.scales).view(grid)
     tensor = allocate_tensor(weight.shape, dtype)
     stack = tensor.view(-1, rows, columns)
-    floats = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[weight.codes.dtype]).to(torch.float32)
-    for index, first, codes in _bands(reader, weight.codes, len(stack), rows, columns):
+    row_bytes = weight.codes.nbytes // (len(stack) * rows)
+    for index, first, codes in _bands(reader, weight.codes, len(stack), rows, row_bytes):
         last = first + len(codes)
         by_row = scales[index, torch.arange(first, last) // block_rows]
         by_element = by_row.repeat_interleave(block_columns, dim=1)[:, :columns]
-        stack[index, first:last] = _look_up(floats, codes).mul_(by_element)
+        stack[index, first:last] = _look_up(numbers, codes).view(last - first, columns).mul_(by_element)
     return tensor
 
 
 def _read_mxfp4(reader: WeightReader, weight: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
     experts, rows, groups, block_bytes = weight.codes.shape
     scales = _read_scales(reader, weight.scales)
-    pairs = torch.tensor([(FLOATS_4[byte & 15], FLOATS_4[byte >> 4]) for byte in range(256)])  # low half first
-    as_one = pairs.view(torch.int64)  # both floats of a byte are looked up at once
+    pairs = _pairs(FLOATS_4)
     tensor = allocate_tensor(weight.shape, dtype)
     for expert, first, codes in _bands(reader, weight.codes, experts, rows, groups * block_bytes):
         last = first + len(codes)
-        floats = _look_up(as_one, codes).view(torch.float32).view(last - first, groups, -1)
+        floats = _look_up(pairs, codes).view(last - first, groups, -1)
         floats *= scales[expert, first:last].unsqueeze(-1)
         tensor[expert, :, first:last] = floats.view(last - first, -1).T
     return tensor
@@ -68,6 +79,7 @@ def _read_mxfp4(reader: WeightReader, weight: QuantizedTensor, dtype: torch.dtyp
 
 _DECODERS: Final[dict[Encoding, Callable[[WeightReader, QuantizedTensor, torch.dtype], torch.Tensor]]] = {
     "scaled": _read_scaled,
+    "int4": _read_int4,
     "mxfp4": _read_mxfp4,
 }
 
@@ -79,9 +91,14 @@ def _read_scales(reader: WeightReader, entry: TensorEntry) -> torch.Tensor:
     return scales.to(torch.float32)
 
 
-def _look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """What each byte stands for: several times as fast as indexing, or torch's own conversion of float8."""
-    return torch.index_select(table.flatten(), 0, codes.flatten().int()).view(codes.shape)
+def _pairs(values: Sequence[float]) -> torch.Tensor:
+    """Both numbers of 4 bits of each byte, the low half first, as what is looked up at once."""
+    return torch.tensor([(values[byte & 15], values[byte >> 4]) for byte in range(256)]).view(torch.int64).flatten()
+
+
+def _look_up(numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The float32 that bytes stand for: several times as fast as indexing, or torch's own conversion of float8."""
+    return torch.index_select(numbers, 0, codes.flatten().int()).view(torch.float32)
 
 
 def _bands(

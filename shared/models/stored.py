@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, Protocol
 from shared.models.errors import ModelUnavailable
 from shared.models.tensors import TensorEntry
 
-Encoding = Literal["scaled", "mxfp4"]
-"""``scaled``: each number times the scale of its block. ``mxfp4``: two 4-bit floats a byte, 32 of them to a scale."""
+Encoding = Literal["scaled", "int4", "mxfp4"]
+"""``scaled``: numbers of 8 bits, each times the scale of its block; ``int4``: the same of 4 bits, from -8 to 7, two to
+a byte; ``mxfp4``: floats of 4 bits, two to a byte, 32 to a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,39 @@ class Plain:
         """Each by itself."""
         return {name: (name,) for name in names}
 
-    def join(self, name: str, parts: tuple[TensorEntry, ...]) -> Weight:
+    def join(self, name: str, parts: tuple[TensorEntry, ...]) -> Weight:  # noqa: ARG002 - it is the tensor's own
         """The tensor itself; numbers of 8 bits are none without a word on their scales."""
         (tensor,) = parts
-        if tensor.dtype in FLOATS_8:
-            raise unfit(name, f"is stored as {tensor.dtype}, and config.json has no quantization_config to read it by")
-        return tensor
+        return require_plain(tensor)
 
 
 FLOATS_8: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0"})
 PLAIN: Final = Plain()
+
+
+def require_plain(tensor: TensorEntry) -> TensorEntry:
+    """The tensor, if it can be read without scales.
+
+    Raises:
+        ModelUnavailable: `weights_corrupt`, where it would be noise without.
+    """
+    if tensor.dtype in FLOATS_8:
+        raise unfit(tensor.name, f"is stored as {tensor.dtype}, and nothing says by which scales to read it")
+    return tensor
+
+
+def check_field(field: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Whether a field of `quantization_config` has a value that is known.
+
+    Raises:
+        ModelUnavailable: `model_unsupported`, with those that are.
+    """
+    if value not in allowed:
+        known = " or ".join("nothing" if each is None else str(each) for each in allowed)
+        message = (
+            f"the checkpoint is stored quantized, with {field} {value!r} in its config.json: {known} can be loaded"
+        )
+        raise ModelUnavailable("model_unsupported", message, field=field)
 
 
 def unfit(name: str, what: str) -> ModelUnavailable:

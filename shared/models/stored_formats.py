@@ -1,7 +1,8 @@
 """The formats of quantized checkpoints that are loaded, and the sentence for all others. Pure.
 
 - ``fp8`` (DeepSeek, Qwen3-FP8): a matrix in float8 beside `…_scale_inv`, one scale for each block of 128 x 128;
-- ``mxfp4`` (gpt-oss): experts as `…_blocks`, 4 bits each, and `…_scales`, a power of two for each 32.
+- ``mxfp4`` (gpt-oss): experts as `…_blocks`, 4 bits each, and `…_scales`, a power of two for each 32;
+- ``compressed-tensors`` (Kimi-K2, RedHatAI's): `shared.models.compressed_tensors`.
 
 What is stored plain, as router, norms and head usually are, stays as it is; headers say which, the config's lists need
 not be believed.
@@ -14,9 +15,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 
+from shared.models.compressed_tensors import read_compressed_tensors
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import text_config
-from shared.models.stored import FLOATS_8, PLAIN, QuantizedTensor, StoredFormat, Weight, stored_settings, unfit
+from shared.models.stored import (
+    FLOATS_8,
+    PLAIN,
+    QuantizedTensor,
+    StoredFormat,
+    Weight,
+    check_field,
+    stored_settings,
+    unfit,
+)
 from shared.models.tensors import TensorEntry
 
 DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -126,11 +137,13 @@ def read_stored_format(config: Mapping[str, Any]) -> StoredFormat:
         return _read_fp8(settings, dtype)
     if method == "mxfp4":
         return Mxfp4(dtype)
+    if method == "compressed-tensors":
+        return read_compressed_tensors(settings, dtype)
     raise ModelUnavailable(
         "model_unsupported",
         f"the checkpoint is stored quantized ({method or 'an unnamed method'}), which is not loaded, whatever packages "
-        "there are: take one that is stored as fp8 or mxfp4, or the one it was made from, and give --quantize int8 or "
-        "int4 to hold that in fewer bits",
+        "there are: take one that is stored as fp8, mxfp4 or compressed-tensors, or the one it was made from, and give "
+        "--quantize int8 or int4 to hold that in fewer bits",
         quant_method=str(method),
     )
 
@@ -138,20 +151,15 @@ def read_stored_format(config: Mapping[str, Any]) -> StoredFormat:
 def _read_fp8(settings: Mapping[str, Any], dtype: str | None) -> Fp8:
     allowed = {"activation_scheme": ("dynamic", "static"), "scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",)}
     for field, values in allowed.items():
-        value = settings.get(field)
-        if value is not None and value not in values:
-            raise _refused_field(field, value, f"fp8 is read with {' or '.join(values)}")
+        if settings.get(field) is not None:
+            check_field(field, settings[field], values)
     block = settings.get("weight_block_size", _DEFAULT_BLOCK)
     if block is None:
         return Fp8(dtype, None)
     if isinstance(block, list | tuple) and [type(side) for side in block] == [int, int] and min(block) > 0:
         return Fp8(dtype, (block[0], block[1]))
-    raise _refused_field("weight_block_size", block, "it must be two positive numbers, or null for one scale a matrix")
-
-
-def _refused_field(field: str, value: object, why: str) -> ModelUnavailable:
-    message = f"quantization_config in config.json has {field} {value!r}: {why}"
-    return ModelUnavailable("model_unsupported", message, field=field)
+    message = f"weight_block_size in config.json must be two positive numbers, or null, got {block!r}"
+    raise ModelUnavailable("model_unsupported", message, field="weight_block_size")
 
 
 def _float_type(config: Mapping[str, Any]) -> str | None:

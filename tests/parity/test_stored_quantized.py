@@ -21,8 +21,10 @@ from shared.planning.fleet import Demand
 from tests.support.architectures import NUM_LAYERS, VOCAB_SIZE
 from tests.support.parity_case import STEPS, TOLERANCE, CutModel, reference
 from tests.support.stored_models import (
+    COMPRESSED,
     FILE,
     STORED,
+    build_compressed,
     build_dequantized,
     build_stored,
     edit_config,
@@ -85,6 +87,20 @@ def test_blocks_at_the_edges_may_be_smaller(tmp_path: Path):
     folder = build_stored("qwen3", tmp_path / "stored", block=UNEVEN)
     plain = build_dequantized(folder, tmp_path / "plain", UNEVEN)
     assert_same_logits(cut_in_three(folder), whole_of(plain))
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_tensors_are_numbers_times_their_scales(tmp_path: Path, kind: str):
+    """Of 8 bits or 4, with a scale for each row or group; the planner counts what the stages hold."""
+    folder = build_compressed(kind, tmp_path / "stored", tmp_path / "plain")
+    mesh, whole = cut_in_three(folder), whole_of(tmp_path / "plain")
+    expected = dict(whole.named_parameters())
+    for stage in mesh.stages:
+        for name, parameter in stage._model.named_parameters():
+            assert torch.equal(parameter, expected[name]), name
+    assert_same_logits(mesh, whole)
+    assert measure_model(folder, "float32") == measure_model(tmp_path / "plain", "float32")
+    assert plan_range(folder, MIDDLE).weight_bytes() < 0.7 * plan_range(folder, MIDDLE).weight_bytes(torch.bfloat16)
 
 
 def test_a_matrix_may_have_a_single_scale(tmp_path: Path):

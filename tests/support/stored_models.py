@@ -21,6 +21,30 @@ STORED = {"qwen3": "fp8", "qwen3_moe": "fp8", "gpt_oss": "mxfp4"}
 """By model type: how its checkpoint is stored; experts one by one in the second, as one tensor in the third."""
 BLOCK = (8, 4)
 """Divides every matrix of the tiny models."""
+COMPRESSED_GROUP = 8
+
+
+def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
+    scheme = {"dynamic": False, "symmetric": True, "observer": "minmax", **weights}
+    group = {"targets": ["Linear"], "weights": scheme, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "config_groups": {"group_0": group},
+    }
+
+
+COMPRESSED = {
+    "float-quantized": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "int-quantized": _compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
+    "pack-quantized": _compressed(
+        "pack-quantized", num_bits=4, type="int", strategy="group", group_size=COMPRESSED_GROUP
+    ),
+}
+"""`quantization_config` by the format's name."""
 
 
 def build_stored(model_type: str, folder: Path, *, block: tuple[int, int] | None = BLOCK, **settings: Any) -> Path:
@@ -51,6 +75,46 @@ def build_stored(model_type: str, folder: Path, *, block: tuple[int, int] | None
     described = {"quant_method": STORED[model_type], "modules_to_not_convert": ["lm_head"], **fields, **settings}
     edit_config(folder, dtype="bfloat16", quantization_config=described)
     (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def build_compressed(kind: str, folder: Path, plain: Path, *, scale_dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a tiny model as compressed-tensors does, and the plain one, in float32, that it stands for.
+
+    Args:
+        kind: A key of `COMPRESSED`.
+        folder: Of the quantized one.
+        plain: Of the other.
+        scale_dtype: Of scales.
+    """
+    folder.mkdir(parents=True)
+    tiny_config("qwen3").save_pretrained(folder)
+    build_whole(folder)
+    tensors, floats = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for name, tensor in load_file(folder / FILE).items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = tensor.to(torch.bfloat16)
+            floats[name] = tensors[name].to(torch.float32)
+            continue
+        groups = tensor.unflatten(1, (-1, COMPRESSED_GROUP if kind == "pack-quantized" else tensor.shape[1]))
+        largest = {"float-quantized": FP8_MAX, "int-quantized": 127, "pack-quantized": 7}[kind]
+        scales = (groups.abs().amax(-1) / largest).to(scale_dtype)
+        codes = (groups / scales.unsqueeze(-1)).clamp(-largest, largest)
+        codes = codes.to(torch.float8_e4m3fn) if kind == "float-quantized" else codes.round().to(torch.int8)
+        floats[name] = (codes.to(torch.float32) * scales.unsqueeze(-1).to(torch.float32)).flatten(1)
+        codes, tensors[f"{name}_scale"] = codes.flatten(1), scales
+        if kind == "pack-quantized":
+            halves = codes.to(torch.uint8) + 8
+            tensors[f"{name}_packed"] = (halves[:, 0::2] % 16 + halves[:, 1::2] * 16).view(torch.int32)
+            tensors[f"{name}_shape"] = torch.tensor(tensor.shape)
+        else:
+            tensors[name] = codes
+    save_tensors(folder, tensors)
+    edit_config(folder, dtype="bfloat16", quantization_config=COMPRESSED[kind])
+    plain.mkdir()
+    save_tensors(plain, floats)
+    (plain / "config.json").write_text((folder / "config.json").read_text())
+    edit_config(plain, dtype="float32", quantization_config=None)
     return folder
 
 

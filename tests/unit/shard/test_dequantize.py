@@ -13,6 +13,7 @@ from shard import dequantize
 from shard.dequantize import FLOATS_4, read_weight
 from shard.weight_file import WeightReader, read_header
 from shared.errors import LoadFailed
+from shared.models.compressed_tensors import CompressedTensors
 from shared.models.stored import StoredFormat, Weight, join_all
 from shared.models.stored_formats import Fp8, Mxfp4
 
@@ -71,6 +72,24 @@ def test_every_four_bit_float_is_known(tmp_path: Path, monkeypatch: pytest.Monke
                 code = byte >> 4 if inside % 2 else byte & 15
                 expected = FLOATS_4[code] * 2.0 ** (int(scales[expert, out, group]) - 127)
                 assert float(values[expert, position, out]) == expected
+
+
+@pytest.mark.parametrize("band_bytes", [1, 1 << 20])
+def test_four_bit_integers_have_the_scale_of_their_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, band_bytes: int
+):
+    """Eight to an int32, the first in its lowest bits, 8 more than they are."""
+    monkeypatch.setattr(dequantize, "BAND_BYTES", band_bytes)
+    numbers = torch.arange(48).view(3, 16) * 5 % 16 - 8
+    words = [
+        sum((int(numbers[row, 8 * word + i]) + 8) << 4 * i for i in range(8)) for row in range(3) for word in (0, 1)
+    ]
+    packed = torch.tensor(words).view(3, 2).to(torch.uint32).view(torch.int32)
+    scales = torch.rand(3, 4).bfloat16()
+    tensors = {"a.weight_packed": packed, "a.weight_scale": scales, "a.weight_shape": torch.tensor([3, 16])}
+    weight = weight_in(tmp_path, tensors, CompressedTensors(None))
+    expected = numbers.float() * scales.float().repeat_interleave(4, dim=1)
+    assert torch.equal(read(tmp_path, weight, torch.float32), expected)
 
 
 def test_a_file_that_ends_early_is_the_readers_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

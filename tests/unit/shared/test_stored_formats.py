@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shared.models.compressed_tensors import CompressedTensors
 from shared.models.errors import ModelUnavailable
 from shared.models.stored import PLAIN, Plain, QuantizedTensor, join_all
 from shared.models.stored_formats import Fp8, Mxfp4, read_stored_format
@@ -47,12 +48,12 @@ def test_a_config_names_its_format(content: dict[str, Any], expected: object):
     ("settings", "said"),
     [
         ({"quant_method": "gptq", "bits": 4}, r"stored quantized \(gptq\)"),
-        ({"quant_method": "nobody-knows"}, r"\(nobody-knows\).*stored as fp8 or mxfp4"),
+        ({"quant_method": "nobody-knows"}, r"\(nobody-knows\).*stored as fp8, mxfp4 or compressed-tensors"),
         ({"quant_method": None}, "an unnamed method"),
         ({"activation_scheme": "sometimes"}, "activation_scheme 'sometimes'"),
         ({"scale_fmt": "double"}, "scale_fmt 'double'"),
         ({"expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
-        ({"weight_block_size": [128]}, r"weight_block_size \[128\]"),
+        ({"weight_block_size": [128]}, r"two positive numbers, or null, got \[128\]"),
         ({"weight_block_size": [0, 128]}, "two positive numbers"),
         ({"weight_block_size": [True, 128]}, "two positive numbers"),
         ({"weight_block_size": 128}, "two positive numbers"),
@@ -147,7 +148,75 @@ def test_mxfp4_parts_must_fit(blocks: tuple[Any, ...] | None, scales: tuple[Any,
         join_all(MXFP4, parts)
 
 
+@pytest.mark.parametrize(
+    ("codes", "scales", "block"),
+    [
+        (("", "F8_E4M3", 256, 128), ("BF16", 256, 1), (1, 128)),
+        (("", "I8", 256, 128), ("F32", 1), (256, 128)),
+        (("", "F8_E4M3", 300, 128), ("F32", 3, 1), (128, 128)),
+        (("_packed", "I32", 256, 16), ("BF16", 256, 4), (1, 32)),
+    ],
+)
+def test_compressed_tensors_join_numbers_and_scales(
+    codes: tuple[Any, ...], scales: tuple[Any, ...], block: tuple[int, int]
+):
+    """A scale for each row, for all, for each block, and for each group of a row; eight small numbers to an int32."""
+    stored = [tensor(f"a.weight{codes[0]}", *codes[1:]), tensor("a.weight_scale", *scales)]
+    beside = [tensor("a.weight_shape", "I64", 2), tensor("a.input_scale", "F32", 1), tensor("k_scale", "F32", 1)]
+    plain = tensor("a.bias", "BF16", 128)
+    joined = join_all(CompressedTensors("BF16", (128, 128)), [*stored, *beside, plain])
+    encoding = "int4" if codes[0] else "scaled"
+    assert joined == [QuantizedTensor("a.weight", (codes[2], 128), *stored, encoding, block), plain]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"": ("I8", 4, 8)}, "'a.weight_scale' is missing: 'a.weight' is stored as I8"),
+        ({"_packed": ("I32", 4, 1)}, "'a.weight_scale' is missing"),
+        ({"_scale": ("BF16", 4, 1)}, "'a.weight' is missing: there is 'a.weight_scale'"),
+        ({"": ("BF16", 4, 8), "_scale": ("BF16", 4, 1)}, r"'a.weight' is BF16 \[4, 8\] beside scales"),
+        ({"": ("I32", 4, 8), "_scale": ("BF16", 4, 1)}, "'a.weight' is I32"),
+        ({"": ("I8", 2, 4, 8), "_scale": ("BF16", 4, 1)}, r"'a.weight' is I8 \[2, 4, 8\]"),
+        ({"": ("I8", 4, 8), "_scale": ("BF16", 4, 3)}, r"'a.weight_scale' is BF16 \[4, 3\], .* of 4 x 8"),
+        ({"": ("I8", 4, 8), "_scale": ("BF16", 3, 1)}, r"'a.weight_scale' is BF16 \[3, 1\]"),
+        ({"": ("I8", 4, 8), "_scale": ("I8", 4, 1)}, "'a.weight_scale' is I8"),
+        ({"": ("I8", 4, 8), "_scale": ("BF16", 4, 1), "_zero_point": ("I8", 4, 1)}, "'a.weight_zero_point' is there"),
+        ({"": ("I8", 4, 8), "_scale": ("BF16", 4, 1), "_g_idx": ("I32", 8)}, "'a.weight_g_idx' is there"),
+    ],
+)
+def test_compressed_tensors_must_fit(parts: dict[str, tuple[Any, ...]], said: str):
+    """Each is named that is missing, unknown, or of another shape."""
+    with pytest.raises(ModelUnavailable, match=said) as caught:
+        join_all(CompressedTensors(None), [tensor(f"a.weight{part}", *what) for part, what in parts.items()])
+    assert caught.value.code == "weights_corrupt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "weights", "said"),
+    [
+        ({"format": "nvfp4-pack-quantized"}, {}, "format 'nvfp4-pack-quantized'"),
+        ({"format": None}, {}, "format None"),
+        ({"quantization_status": "calibration"}, {}, "quantization_status 'calibration'"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "sparsity_config.format 'sparse-24-bitmask'"),
+        ({"transform_config": {"config_groups": {}}}, {}, "transform_config"),
+        ({}, {"symmetric": False}, r"config_groups.g.weights.symmetric False.*: True can be loaded"),
+        ({}, {"num_bits": 8}, "num_bits 8.*: 4 can be loaded"),
+        ({"format": "int-quantized"}, {"num_bits": 4}, "num_bits 4.*: 8 can be loaded"),
+    ],
+)
+def test_fields_of_compressed_tensors_are_checked(fields: dict[str, Any], weights: dict[str, Any], said: str):
+    """What would be more than a number times a scale is refused by the field's name."""
+    valid = {"num_bits": 4, "type": "int", "symmetric": True}
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    groups, changed = ({"g": {"targets": ["Linear"], "weights": each}} for each in (valid, {**valid, **weights}))
+    assert read_stored_format(config(**settings, config_groups=groups)) == CompressedTensors("BF16")
+    with pytest.raises(ModelUnavailable, match=said) as caught:
+        read_stored_format(config(**{**settings, "config_groups": changed, **fields}))
+    assert caught.value.code == "model_unsupported"
+
+
 def test_float8_without_a_description_is_refused():
     """Its scales would be ignored, and what came out would be noise."""
-    with pytest.raises(ModelUnavailable, match="no quantization_config to read it by"):
+    with pytest.raises(ModelUnavailable, match="nothing says by which scales to read it"):
         join_all(Plain(), [tensor("a.weight", "F8_E4M3", 128, 128)])
