@@ -34,7 +34,7 @@ def read_auto_map(model_dir: Path) -> Mapping[str, str]:
     Raises:
         LoadFailed: `model_not_found`; `model_unsupported`: the config is no JSON object.
     """
-    found = _read_config(model_dir).get("auto_map")
+    found = read_config_file(model_dir).get("auto_map")
     found = found if isinstance(found, dict) else {}
     known = {name: found[name] for name in (CONFIG_CLASS, MODEL_CLASS) if isinstance(found.get(name), str)}
     return known if MODEL_CLASS in known else {}
@@ -46,7 +46,7 @@ def needs_code(model_dir: Path) -> bool:
     Raises:
         LoadFailed: As `read_auto_map`.
     """
-    return bool(read_auto_map(model_dir)) and _read_config(model_dir).get("model_type") not in CONFIG_MAPPING
+    return bool(read_auto_map(model_dir)) and read_config_file(model_dir).get("model_type") not in CONFIG_MAPPING
 
 
 def refusal(model_dir: Path) -> LoadFailed:
@@ -100,7 +100,12 @@ def load_classes(model_dir: Path, code_dir: Path) -> tuple[PreTrainedConfig, typ
         raise LoadFailed("model_unsupported", message) from error
 
 
-def _read_config(model_dir: Path) -> dict[str, Any]:
+def read_config_file(model_dir: Path) -> dict[str, Any]:
+    """A folder's config as it is written.
+
+    Raises:
+        LoadFailed: `model_not_found`; `model_unsupported`: it is no JSON object.
+    """
     path = model_dir / "config.json"
     if not path.is_file():
         raise LoadFailed("model_not_found", f"{model_dir} has no config.json", path=str(model_dir))

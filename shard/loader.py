@@ -16,6 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from shard.attention import choose_attention
+from shard.dequantize import read_weight
 from shard.device import choose_device, choose_dtype
 from shard.head import watch_head
 from shard.layer_flow import LayerFlow, follow_layers
@@ -32,11 +33,12 @@ from shard.model_kind import ModelKind, read_kind
 from shard.model_outline import ModelOutline, select_names
 from shard.probe import probe_stage
 from shard.stage import Stage
-from shard.weight_file import TORCH_DTYPES, WeightReader, list_tensors, locate, require_present
+from shard.weight_file import TORCH_DTYPES, WeightReader, as_load_failed, list_tensors, locate, require_present
 from shard.weight_map import majority_float, range_bytes
 from shard.window import PassState, describe_model, open_window, watch_layers, windowed_class
 from shared.errors import LoadFailed
 from shared.layers import LayerRange
+from shared.models.stored import Weight, join_all
 from shared.models.tensors import TensorEntry
 from shared.options import QUANTIZE_NONE
 
@@ -56,7 +58,9 @@ class RangePlan:
         outline: How it names its parts.
         flow: What its layers need of each other.
         layers: The range.
-        entries: The tensors that will be read, by the names of the parameters they become.
+        entries: The weights that will be read, by the names of the parameters they become.
+        stored_type: The element type that most of them have, as files write it, or that the config of a quantized
+            checkpoint names.
         linears: Names of the weights that only linear layers use.
         table: Name of the input embedding's weight, where nothing else uses it.
     """
@@ -66,9 +70,15 @@ class RangePlan:
     outline: ModelOutline
     flow: LayerFlow
     layers: LayerRange
-    entries: dict[str, TensorEntry]
+    entries: dict[str, Weight]
+    stored_type: str
     linears: frozenset[str]
     table: str | None
+
+    @property
+    def stored(self) -> list[TensorEntry]:
+        """The tensors of the files that will be read: the weights, or what they are made of."""
+        return [part for weight in self.entries.values() for part in weight.parts]
 
     def weight_bytes(self, dtype: torch.dtype | None = None) -> int:
         """Bytes the range takes in memory; without a dtype, in the file."""
@@ -91,14 +101,18 @@ def plan_range(model_dir: Path, layers: LayerRange, code_dir: Path | None = None
     model, outline, flow = _build_outline(kind)
     _check_range(layers, outline, flow)
     files = list_tensors(model_dir)
+    parts = kind.stored.group(files)
     if kind.is_part:  # the larger model's config says in its own way whether they are tied
-        outline = outline.tied_as_stored(files)
-    load_as = select_names(files, outline, layers, is_part=kind.is_part)
-    entries = {load_as[entry.name]: entry for entry in locate(model_dir, load_as, files)}
+        outline = outline.tied_as_stored(parts)
+    load_as = select_names(parts, outline, layers, is_part=kind.is_part)
+    stored = locate(model_dir, [part for name in load_as for part in parts[name]], files)
+    with as_load_failed():
+        entries = {load_as[weight.name]: weight for weight in join_all(kind.stored, stored)}
+    stored_type = kind.stored.dtype or majority_float(entries.values()) or "F32"
     with torch.device("meta"):
         open_window(model, outline, layers, PassState())
     linears, table = packable_weights(model, outline), packable_embedding(model, outline)
-    return RangePlan(kind.config, kind.model_class, outline, flow, layers, entries, linears, table)
+    return RangePlan(kind.config, kind.model_class, outline, flow, layers, entries, stored_type, linears, table)
 
 
 def read_refused_cuts(model_dir: Path) -> Mapping[int, str]:
@@ -168,7 +182,7 @@ def load_stage(
     """
     plan = plan_range(model_dir, layers, code_dir)
     where = choose_device(device)
-    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[majority_float(plan.entries.values()) or "F32"])
+    kind = choose_dtype(dtype, where.device, TORCH_DTYPES[plan.stored_type])
     if kind.warning:
         log.warning("dtype.slow", dtype=dtype, reason=kind.warning)
     choice = choose_kernels(quantize, where.device, kind.dtype, cache_dir)
@@ -177,12 +191,12 @@ def load_stage(
     if check_memory is not None:
         check_memory(where.device, str(kind.dtype).removeprefix("torch."), packed_bytes)
     if fetch is not None:
-        fetch(plan.entries.values())
-    require_present(model_dir, plan.entries.values())
+        fetch(plan.stored)
+    require_present(model_dir, plan.stored)
     if before_reading is not None:
         before_reading(packed_bytes, where.device)
     state = PassState(plan.flow.tuple_len)
-    with WeightReader(model_dir, plan.entries.values(), progress) as reader, _quiet_transformers():
+    with WeightReader(model_dir, plan.stored, progress) as reader, _quiet_transformers():
         model, saved_bytes = _load_model(plan, packing, state, reader, device=where.device, dtype=kind.dtype)
     watch_layers(model, plan.outline, layers, state)
     if plan.outline.is_last(layers):
@@ -218,11 +232,11 @@ def load_stage(
 class _LazyTensor:
     """A tensor that transformers reads when it comes to it, one at a time, already converted."""
 
-    def __init__(self, reader: WeightReader, entry: TensorEntry, dtype: torch.dtype | None) -> None:
-        self._reader, self._entry, self._dtype = reader, entry, dtype
+    def __init__(self, reader: WeightReader, weight: Weight, dtype: torch.dtype | None) -> None:
+        self._reader, self._weight, self._dtype = reader, weight, dtype
 
     def __getitem__(self, _: EllipsisType) -> torch.Tensor:
-        return self._reader.read(self._entry, self._dtype)
+        return read_weight(self._reader, self._weight, self._dtype)
 
 
 def _load_model(
@@ -235,13 +249,19 @@ def _load_model(
     dtype: torch.dtype,
 ) -> tuple[PreTrainedModel, int]:
     windowed: Any = windowed_class(plan.model_class, plan.outline, plan.layers, state)
-    # Models may keep some modules in float32: then transformers itself converts, tensor by tensor.
-    keeps_float32 = bool(kept_in_float32(windowed))
+    kept = kept_in_float32(windowed)
+
+    def read_as(name: str, weight: Weight) -> torch.dtype | None:
+        """Models may keep some modules in float32: then transformers itself converts, tensor by tensor."""
+        if isinstance(weight, TensorEntry):
+            return None if kept else dtype
+        return torch.float32 if any(pattern.search(name) for pattern in kept) else dtype
+
     packed = packing.names
     tensors = {
         name: torch.zeros((), dtype=dtype).expand(entry.shape)  # takes no memory; read when it is packed
         if name in packed
-        else _LazyTensor(reader, entry, None if keeps_float32 else dtype)
+        else _LazyTensor(reader, entry, read_as(name, entry))
         for name, entry in plan.entries.items()
     }
     try:
@@ -271,7 +291,7 @@ def _read_plain(
 ) -> torch.Tensor:
     """A weight about to be packed: from the file, or what transformers has made of several tensors."""
     entry = plan.entries.get(name)
-    return model.get_parameter(name).detach() if entry is None else reader.read(entry, dtype)
+    return model.get_parameter(name).detach() if entry is None else read_weight(reader, entry, dtype)
 
 
 def _check_complete(info: dict[str, Any]) -> None:

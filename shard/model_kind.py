@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +15,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
-from shard.custom_code import load_classes, needs_code, read_auto_map, refusal
+from shard.custom_code import load_classes, needs_code, read_auto_map, read_config_file, refusal
+from shard.weight_file import as_load_failed
 from shared.errors import LoadFailed
+from shared.models.stored import PLAIN, StoredFormat
+from shared.models.stored_formats import read_stored_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,14 @@ class ModelKind:
         is_part: The folder holds a larger model (with vision or audio), of which only the text part is served.
         has_other_parts: It is that larger model's class, since transformers has none for its text part: the others are
             left out of it.
+        stored: How the folder's weights are stored; the config says nothing of it any more.
     """
 
     config: PreTrainedConfig
     model_class: type[PreTrainedModel]
     is_part: bool
     has_other_parts: bool = False
+    stored: StoredFormat = PLAIN
 
 
 def read_kind(model_dir: Path, code_dir: Path | None = None) -> ModelKind:
@@ -47,9 +52,17 @@ def read_kind(model_dir: Path, code_dir: Path | None = None) -> ModelKind:
     Raises:
         LoadFailed: `model_not_found`; `model_unsupported`, with the reason; `code_not_trusted`.
     """
+    with as_load_failed():
+        stored = read_stored_format(read_config_file(model_dir))
+    kind = _find_kind(model_dir, code_dir)
+    _forget_quantization(kind.config)
+    return replace(kind, stored=stored)
+
+
+def _find_kind(model_dir: Path, code_dir: Path | None) -> ModelKind:
     if code_dir is not None and read_auto_map(model_dir):
         config, model_class = load_classes(model_dir, code_dir)
-        return ModelKind(_checked(config), model_class, is_part=False)
+        return ModelKind(config, model_class, is_part=False)
     if needs_code(model_dir):
         raise refusal(model_dir)
     config = _read_config(model_dir)
@@ -80,23 +93,16 @@ def _mapped(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 def _read_config(model_dir: Path) -> PreTrainedConfig:
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise LoadFailed("model_unsupported", f"cannot read {model_dir}/config.json: {error}") from error
-    return _checked(config)
 
 
-def _checked(config: PreTrainedConfig) -> PreTrainedConfig:
-    text = config.get_text_config(decoder=True)
-    stored = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-    if stored is not None:
-        method = (stored if isinstance(stored, dict) else vars(stored)).get("quant_method", "an unnamed method")
-        message = (
-            f"the checkpoint is stored quantized ({method}), which is not loaded: take the one it was made from, "
-            "and give --quantize int8 or int4 to hold that in fewer bits"
-        )
-        raise LoadFailed("model_unsupported", message, quant_method=str(method))
-    return config
+def _forget_quantization(config: PreTrainedConfig) -> None:
+    """Weights come to transformers as floats, whatever they are stored as (`shard.dequantize`)."""
+    for part in (config, config.get_text_config(decoder=True)):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
 
 
 def _unsupported(config: PreTrainedConfig, why: str) -> LoadFailed:

@@ -52,7 +52,7 @@ def resolve_range(
     def complete(folder: ModelFolder) -> None:
         if folder.absent is not None:
             code_dir = find_code(folder) if trust_remote_code else None
-            fetch_entries(folder, plan_range(folder.path, layers, code_dir).entries.values(), progress)
+            fetch_entries(folder, plan_range(folder.path, layers, code_dir).stored, progress)
 
     return resolve_parts(
         model_name,

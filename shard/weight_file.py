@@ -8,6 +8,7 @@ type passes through a small buffer.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
@@ -19,13 +20,13 @@ from typing import Self
 
 import torch
 
-from shard.weight_map import FLOATS, group_by_file
+from shard.weight_map import group_by_file
 from shared.errors import LoadFailed
 from shared.models.errors import ModelUnavailable
 from shared.models.folder import INDEX_FILE, PICKLE_ADVICE, SINGLE_FILE
 from shared.models.partial_file import missing_spans
 from shared.models.spans import Span, total_bytes
-from shared.models.tensors import LENGTH_BYTES, TensorEntry, header_bytes, parse_header, parse_index
+from shared.models.tensors import FLOATS, LENGTH_BYTES, TensorEntry, header_bytes, parse_header, parse_index
 
 BUFFER_BYTES = 4 * 1024 * 1024
 """How much is read before it is converted, and between two reports of progress."""
@@ -36,7 +37,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def list_tensors(folder: Path) -> dict[str, str]:
     """
     index = folder / INDEX_FILE
     if index.is_file():
-        with _as_load_failed():
+        with as_load_failed():
             return parse_index(index.read_text(encoding="utf-8"))
     if (folder / SINGLE_FILE).is_file():
         return {entry.name: SINGLE_FILE for entry in read_header(folder, SINGLE_FILE)}
@@ -79,7 +80,7 @@ def read_header(folder: Path, file: str) -> list[TensorEntry]:
         LoadFailed: `weights_missing` when it cannot be opened, `weights_corrupt` when it is damaged.
     """
     try:
-        with _as_load_failed(), (folder / file).open("rb") as stream:
+        with as_load_failed(), (folder / file).open("rb") as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
             length = header_bytes(stream.read(LENGTH_BYTES), file, file_bytes)
             return parse_header(stream.read(length), file, file_bytes)
@@ -104,7 +105,8 @@ def require_present(folder: Path, entries: Iterable[TensorEntry]) -> None:
 
 
 @contextmanager
-def _as_load_failed() -> Iterator[None]:
+def as_load_failed() -> Iterator[None]:
+    """What is wrong with a model's files is why it cannot be loaded."""
     try:
         yield
     except ModelUnavailable as error:
@@ -160,6 +162,20 @@ class WeightReader:
             self.failure = failure
             raise
 
+    def read_part(self, entry: TensorEntry, start: int, count: int) -> torch.Tensor:
+        """Read so many of a tensor's bytes from one on, as they are.
+
+        Raises:
+            LoadFailed: `weights_corrupt` when the file ends early; also kept as `failure`.
+        """
+        part = bytearray(count)
+        try:
+            self._fill(entry, memoryview(part), start)
+        except LoadFailed as failure:
+            self.failure = failure
+            raise
+        return torch.frombuffer(part, dtype=torch.uint8)
+
     def _read_as_stored(self, entry: TensorEntry, stored: torch.dtype) -> torch.Tensor:
         memory = _allocate(entry.nbytes)
         for start in range(0, entry.nbytes, BUFFER_BYTES):
@@ -167,7 +183,7 @@ class WeightReader:
         return torch.frombuffer(memory, dtype=stored).view(entry.shape)
 
     def _read_converted(self, entry: TensorEntry, stored: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.frombuffer(_allocate(entry.num_elements * dtype.itemsize), dtype=dtype)
+        tensor = allocate_tensor((entry.num_elements,), dtype)
         buffer = memoryview(bytearray(min(BUFFER_BYTES, entry.nbytes)))
         for start in range(0, entry.nbytes, BUFFER_BYTES):
             part = buffer[: min(BUFFER_BYTES, entry.nbytes - start)]
@@ -202,6 +218,12 @@ class WeightReader:
             self._done_bytes += count
             if self._progress:
                 self._progress(self._done_bytes, self._total_bytes)
+
+
+def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in memory of their own, given back to the system as soon as the tensor goes."""
+    count = math.prod(shape)
+    return torch.frombuffer(_allocate(count * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _allocate(size: int) -> memoryview:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from shared.models.stored import Weight
 from shared.models.tensors import TensorEntry
 
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Element types that may be converted to the one a stage computes in."""
 
-
-def range_bytes(entries: Iterable[TensorEntry], item_bytes: int | None = None) -> int:
-    """Bytes of the given tensors, each float taking `item_bytes` if given, else what it takes in the file."""
+def range_bytes(weights: Iterable[Weight], item_bytes: int | None = None) -> int:
+    """Bytes of the given weights, each float taking `item_bytes` if given, else what it takes in the file."""
     return sum(
-        entry.num_elements * item_bytes if item_bytes and entry.dtype in FLOATS else entry.nbytes for entry in entries
+        weight.num_elements * item_bytes if item_bytes and weight.is_float else weight.nbytes for weight in weights
     )
 
 
-def majority_float(entries: Iterable[TensorEntry]) -> str | None:
-    """The floating element type that most bytes have; None when there is none."""
+def majority_float(weights: Iterable[Weight]) -> str | None:
+    """The floating element type that most bytes have, quantized ones aside; None when there is none."""
     by_dtype: dict[str, int] = {}
-    for entry in entries:
-        if entry.dtype in FLOATS:
-            by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.nbytes
+    for weight in weights:
+        if isinstance(weight, TensorEntry) and weight.is_float:
+            by_dtype[weight.dtype] = by_dtype.get(weight.dtype, 0) + weight.nbytes
     return max(by_dtype, key=lambda dtype: by_dtype[dtype], default=None)
 
 

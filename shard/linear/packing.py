@@ -21,7 +21,7 @@ from shard.linear.embedding import Int8Embedding
 from shard.linear.packed import PackedLinear, pack
 from shard.model_outline import ModelOutline
 from shared.models.quantized import int8_bytes
-from shared.models.tensors import TensorEntry
+from shared.models.stored import Weight
 
 Read = Callable[[str], torch.Tensor]
 
@@ -49,7 +49,7 @@ class Packing:
         """Of all parameters that it replaces."""
         return self.linears | ({self.embedding} if self.embedding else frozenset())
 
-    def saves_bytes(self, entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> int:
+    def saves_bytes(self, entries: Mapping[str, Weight], dtype: torch.dtype) -> int:
         """By how many bytes the packed parameters will be smaller than in this type, those made of several aside."""
         packed = {name: entries[name] for name in self.names if name in entries}
         plain_bytes = sum(entry.num_elements for entry in packed.values()) * dtype.itemsize

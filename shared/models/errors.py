@@ -10,5 +10,5 @@ class ModelUnavailable(MeshError):
 
     `code` is one of `unknown_model`, `not_a_model`, `weights_corrupt`, `no_network`, `download_failed`,
     `ranges_unsupported`, `source_changed`, `hash_mismatch`, `model_mismatch`, `disk_full`, `conversion_failed`,
-    `cancelled`.
+    `model_unsupported`, `cancelled`.
     """

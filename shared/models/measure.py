@@ -21,6 +21,8 @@ from shared.models.folder import ModelConfig, read_config, read_json, text_confi
 from shared.models.quantized import quantized_bytes
 from shared.models.slots import read_forbidden_cuts, read_slots
 from shared.models.step_sizes import MASK_FLAG_BYTES, activation_items
+from shared.models.stored import StoredFormat, Weight, join_all
+from shared.models.stored_formats import read_stored_format
 from shared.models.tensors import TensorEntry
 from shared.options import QUANTIZE_NONE
 
@@ -37,10 +39,10 @@ _CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_to
 class _Sorted:
     """Tensors by the part of the model they belong to."""
 
-    layers: dict[int, list[TensorEntry]]
-    embedding: list[TensorEntry] = field(default_factory=list)
-    head: list[TensorEntry] = field(default_factory=list)
-    rest: list[TensorEntry] = field(default_factory=list)
+    layers: dict[int, list[Weight]]
+    embedding: list[Weight] = field(default_factory=list)
+    head: list[Weight] = field(default_factory=list)
+    rest: list[Weight] = field(default_factory=list)
 
 
 def measure_model(folder: Path, dtype: str = "auto", quantize: str = QUANTIZE_NONE) -> ModelFacts:
@@ -48,12 +50,14 @@ def measure_model(folder: Path, dtype: str = "auto", quantize: str = QUANTIZE_NO
 
     Args:
         folder: With `config.json` and safetensors.
-        dtype: What it will be computed in: a key of `ITEM_BYTES`, or ``auto`` for what most of it is stored in.
+        dtype: What it will be computed in: a key of `ITEM_BYTES`, or ``auto`` for what most of it is stored in, or what
+            its config names where it is stored quantized.
         quantize: As the node's flag. What a node keeps plain of what looks like a layer's matrix cannot be told from
             names alone, but for experts and a tied head: the node's own count is exact.
 
     Raises:
-        ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
+        ModelUnavailable: `not_a_model`, if its layers cannot be told from their names; `model_unsupported` and
+            `weights_corrupt`, if it is stored quantized in a way that is not loaded.
     """
     return measure_variants(folder, [(dtype, quantize)])[0]
 
@@ -62,17 +66,18 @@ def measure_variants(folder: Path, kinds: Iterable[tuple[str, str]]) -> list[Mod
     """As `measure_model`, for several element types and quantizations; the files are read once.
 
     Raises:
-        ModelUnavailable: `not_a_model`, if its layers cannot be told from their names.
+        ModelUnavailable: As `measure_model`.
     """
     config = read_config(folder)
-    text = text_config(read_json(folder / "config.json"))
-    tensors = list(stored_tensors(folder))
+    content = read_json(folder / "config.json")
+    text, stored = text_config(content), read_stored_format(content)
+    tensors = join_all(stored, stored_tensors(folder))
     parts = _sort(tensors, config.num_layers, config.vocab_size, config.hidden_size)
     if len(parts.layers) != config.num_layers:
         message = f"{folder}: its config names {config.num_layers} layers, and its weights no list of so many"
         raise ModelUnavailable("not_a_model", message, path=str(folder))
-    stored = _majority_dtype(tensors)
-    return [_facts(config, text, parts, stored if dtype == "auto" else dtype, quantize) for dtype, quantize in kinds]
+    own = _stored_dtype(stored, tensors)
+    return [_facts(config, text, parts, own if dtype == "auto" else dtype, quantize) for dtype, quantize in kinds]
 
 
 def _facts(config: ModelConfig, text: Mapping[str, Any], parts: _Sorted, dtype: str, quantize: str) -> ModelFacts:
@@ -107,8 +112,8 @@ def _facts(config: ModelConfig, text: Mapping[str, Any], parts: _Sorted, dtype: 
     )
 
 
-def _sort(tensors: list[TensorEntry], num_layers: int, vocab_size: int, hidden_size: int) -> _Sorted:
-    numbered: dict[str, dict[int, list[TensorEntry]]] = defaultdict(lambda: defaultdict(list))
+def _sort(tensors: list[Weight], num_layers: int, vocab_size: int, hidden_size: int) -> _Sorted:
+    numbered: dict[str, dict[int, list[Weight]]] = defaultdict(lambda: defaultdict(list))
     outside = []
     for tensor in tensors:
         match = _NUMBERED.search(tensor.name)
@@ -129,27 +134,27 @@ def _sort(tensors: list[TensorEntry], num_layers: int, vocab_size: int, hidden_s
     return parts
 
 
-def _stored_bytes(layers: Mapping[int, list[TensorEntry]]) -> int:
+def _stored_bytes(layers: Mapping[int, list[Weight]]) -> int:
     return sum(tensor.nbytes for tensor in chain.from_iterable(layers.values()))
 
 
-def _bytes_in_memory(tensors: Iterable[TensorEntry], item_bytes: int, quantize: str = QUANTIZE_NONE) -> int:
+def _bytes_in_memory(tensors: Iterable[Weight], item_bytes: int, quantize: str = QUANTIZE_NONE) -> int:
     """Floats take what they are computed in or quantized to, others what they take in the file."""
     return sum(_tensor_bytes(tensor, item_bytes, quantize) for tensor in tensors)
 
 
-def _tensor_bytes(tensor: TensorEntry, item_bytes: int, quantize: str) -> int:
-    if tensor.dtype not in _STORED:
+def _tensor_bytes(tensor: Weight, item_bytes: int, quantize: str) -> int:
+    if not tensor.is_float:
         return tensor.nbytes
     return quantized_bytes(tensor.shape, item_bytes, QUANTIZE_NONE if _is_expert(tensor) else quantize)
 
 
-def _is_expert(tensor: TensorEntry) -> bool:
+def _is_expert(tensor: Weight) -> bool:
     """Experts are stored one by one and computed as one tensor, which is not quantized."""
     return "experts" in tensor.name.split(".")
 
 
-def _active_bytes(tensors: list[TensorEntry], item_bytes: int, quantize: str, chosen_share: float) -> int:
+def _active_bytes(tensors: list[Weight], item_bytes: int, quantize: str, chosen_share: float) -> int:
     """What a decode step reads of a layer: of its experts only the chosen ones."""
     experts = _bytes_in_memory(filter(_is_expert, tensors), item_bytes, quantize)
     return round(_bytes_in_memory(tensors, item_bytes, quantize) - experts * (1 - chosen_share))
@@ -161,9 +166,10 @@ def _chosen_share(text: Mapping[str, Any]) -> float:
     return min(1.0, chosen / experts) if experts and chosen else 1.0
 
 
-def _majority_dtype(tensors: Iterable[TensorEntry]) -> str:
+def _stored_dtype(stored: StoredFormat, tensors: Iterable[Weight]) -> str:
+    """What the config of a quantized checkpoint names; else the element type of most bytes that are plain."""
     by_dtype: dict[str, int] = defaultdict(int)
     for tensor in tensors:
-        if tensor.dtype in _STORED:
-            by_dtype[_STORED[tensor.dtype]] += tensor.nbytes
-    return max(by_dtype, key=lambda dtype: by_dtype[dtype], default="float32")
+        if isinstance(tensor, TensorEntry) and tensor.dtype in _STORED:
+            by_dtype[tensor.dtype] += tensor.nbytes
+    return _STORED[stored.dtype or max(by_dtype, key=lambda dtype: by_dtype[dtype], default="F32")]

@@ -23,9 +23,11 @@ HEADER_BYTES_MAX: Final = 100_000_000
 
 ITEM_BYTES: Final[dict[str, int]] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-    "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 """Bytes per element of the format's element types."""
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Element types that may be converted to the one a stage computes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,16 @@ class TensorEntry:
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.num_elements * ITEM_BYTES[self.dtype]
+
+    @property
+    def parts(self) -> tuple[TensorEntry, ...]:
+        """Itself: a weight that is stored quantized is made of several (`shared.models.stored`)."""
+        return (self,)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it may be converted to what a stage computes in."""
+        return self.dtype in FLOATS
 
     @property
     def end(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -276,10 +277,14 @@ def test_custom_code_is_not_run(copy_of: EditConfig) -> None:
     fails(folder, "model_unsupported")
 
 
-def test_a_quantized_checkpoint_is_refused(copy_of: EditConfig) -> None:
-    """Its scales are not weights to convert."""
-    folder = copy_of("llama", quantization_config={"quant_method": "fp8"})
-    assert "stored quantized (fp8), which is not loaded" in str(fails(folder, "model_unsupported"))
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"quant_method": "gptq"}, r"stored quantized \(gptq\), which is not loaded"), ("fp8", "no JSON object")],
+)
+def test_a_checkpoint_in_an_unknown_format_is_refused(copy_of: EditConfig, settings: Any, said: str) -> None:
+    """Its scales are not weights to convert. What is loaded is in tests/parity/test_stored_quantized.py."""
+    folder = copy_of("llama", quantization_config=settings)
+    assert re.search(said, str(fails(folder, "model_unsupported")))
 
 
 def test_a_missing_tensor_is_named(copy_of: EditConfig) -> None:

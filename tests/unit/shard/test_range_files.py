@@ -33,6 +33,7 @@ from tests.support.fake_hub import COMMIT, FakeHub, running_hub
 from tests.support.hub_place import use_hub
 from tests.support.node_settings import LISTENING
 from tests.support.parity_case import STEPS, TOLERANCE, CutModel, build_whole, reference
+from tests.support.stored_models import build_stored
 
 THREE = (LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, NUM_LAYERS))
 MIDDLE = LayerRange(2, 4)
@@ -101,6 +102,22 @@ def test_fetched_ranges_have_the_weights_of_the_whole(hub: FakeHub, tmp_path: Pa
     assert max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) <= TOLERANCE
 
 
+def test_a_quantized_range_is_fetched_with_its_scales(hub: FakeHub, tmp_path: Path):
+    """Its bytes in the file come, and no more than a hundredth beside; in memory they are floats."""
+    folder = build_stored("gpt_oss", tmp_path / "whole")
+    hub.files["org/tiny"] = files_of(folder)
+    outline = resolve_outline("org/tiny", cache_dir=tmp_path)
+    assert outline.absent is not None
+    stored_bytes, before = plan_range(folder, MIDDLE).weight_bytes(), hub.sent[URL]
+    missing = outline.absent.missing_bytes(spans_of(outline, MIDDLE))
+    seen: list[tuple[int, int]] = []
+    runner = load_runner(SETTINGS, outline, MIDDLE, loading(seen), cache_dir=tmp_path)
+    assert 0 < missing <= hub.sent[URL] - before <= 1.01 * stored_bytes
+    assert seen[-1] == (stored_bytes, stored_bytes)
+    assert runner.layers == MIDDLE
+    assert plan_range(folder, MIDDLE).weight_bytes(torch.bfloat16) > 1.5 * stored_bytes
+
+
 def test_a_node_fetches_its_range_when_it_loads(hub: FakeHub, tiny_model: TinyModels, tmp_path: Path):
     """`python -m shard --model owner/name --layers 2:4`: less than the file comes, and is reported."""
     hub.files["org/tiny"] = files_of(tiny_model("llama"))
@@ -118,7 +135,7 @@ def test_a_node_fetches_its_range_when_it_loads(hub: FakeHub, tiny_model: TinyMo
 
 def spans_of(folder: ModelFolder, layers: LayerRange) -> dict[str, Any]:
     """The bytes of a range."""
-    entries = plan_range(folder.path, layers).entries.values()
+    entries = plan_range(folder.path, layers).stored
     return {"model.safetensors": [Span(entry.offset, entry.end) for entry in entries]}
 
 
