@@ -47,6 +47,7 @@ class RowKernel(PackedLinear):
         self._addresses = self._rows.data_ptr(), None if self._scales is None else self._scales.data_ptr()
         self._run = self._kernel()
         self._levels = input_levels(self.in_features)
+        self._scratch_floats = self.in_features if self._scales is None else scratch_floats(self.in_features)
         self._threads_max = max(1, weight.numel() // THREAD_WEIGHTS)
 
     @classmethod
@@ -88,7 +89,7 @@ class RowKernel(PackedLinear):
         is_bf16 = inputs.dtype is torch.bfloat16
         held = (inputs if is_bf16 else inputs.float()).contiguous()
         outputs = held.new_empty((*inputs.shape[:-1], self.out_features))
-        scratch = torch.empty(num_rows * scratch_floats(self.in_features))
+        scratch = torch.empty(num_rows * self._scratch_floats)
         rows, scales = self._addresses
         threads = min(self._threads_max, torch.get_num_threads())
         addresses = (rows, scales, held.data_ptr(), scratch.data_ptr(), outputs.data_ptr())
@@ -199,5 +200,5 @@ def input_levels(in_features: int) -> int:
 
 
 def scratch_floats(in_features: int) -> int:
-    """Room for one row of inputs in the forms that kernels bring it into (`@run` in `kernels.ll`), and some more."""
+    """Room for a row of inputs in the forms that quantizing brings it into (`@run` in `kernels.ll`), and some more."""
     return 2 * in_features + 16
