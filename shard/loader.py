@@ -186,7 +186,7 @@ def load_stage(
     if kind.warning:
         log.warning("dtype.slow", dtype=dtype, reason=kind.warning)
     choice = choose_kernels(quantize, where.device, kind.dtype, cache_dir)
-    packing = plan_packing(choice, plan.linears, plan.outline, plan.table)
+    packing = plan_packing(choice, plan.linears, plan.table)
     packed_bytes = plan.weight_bytes(kind.dtype) - packing.saves_bytes(plan.entries, kind.dtype)
     if check_memory is not None:
         check_memory(where.device, str(kind.dtype).removeprefix("torch."), packed_bytes)

@@ -8,7 +8,17 @@ from typing import Final
 
 EXTRAS: Final = {
     "gateway": ("jinja2", "litestar", "llguidance", "msgspec", "tokenizers", "transformers", "uvicorn", "httptools"),
-    "shard": ("accelerate", "gguf", "llguidance", "numpy", "psutil", "safetensors", "torch", "transformers"),
+    "shard": (
+        "accelerate",
+        "gguf",
+        "llguidance",
+        "llvmlite",
+        "numpy",
+        "psutil",
+        "safetensors",
+        "torch",
+        "transformers",
+    ),
 }
 """As in pyproject.toml; every package is imported by the name under which it is installed."""
 EXIT_MISSING: Final = 2

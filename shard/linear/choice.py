@@ -20,8 +20,10 @@ from torch import nn
 
 from shard.linear.floats import HalfFbgemm, OneDnn
 from shard.linear.int4 import Int4Groups
-from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8TwoParts, Int8Weight
+from shard.linear.int8 import Int8Fbgemm, Int8OneDnn, Int8Weight
+from shard.linear.native import native_absence
 from shard.linear.packed import PackedLinear, pack
+from shard.linear.rows import Bf16Rows, Int4Rows, Int8Rows
 from shared.errors import LoadFailed
 from shared.options import QUANTIZE_NONE
 from shared.replace_file import replace_file
@@ -32,9 +34,9 @@ PLAIN = "plain"
 """No packing: torch's own `linear`."""
 
 KERNELS: dict[str, tuple[type[PackedLinear], ...]] = {
-    QUANTIZE_NONE: (OneDnn, HalfFbgemm),
-    "int8": (Int8Fbgemm, Int8OneDnn, Int8TwoParts, Int8Weight),
-    "int4": (Int4Groups,),
+    QUANTIZE_NONE: (Bf16Rows, OneDnn, HalfFbgemm),
+    "int8": (Int8Rows, Int8Fbgemm, Int8OneDnn, Int8Weight),
+    "int4": (Int4Rows, Int4Groups),
 }
 """What may be chosen for each `--quantize`."""
 
@@ -122,8 +124,10 @@ class PlainLinear(PackedLinear):
 def _fastest(
     candidates: Sequence[type[PackedLinear]], dtype: torch.dtype, cache_dir: Path | None
 ) -> tuple[type[PackedLinear], str]:
+    absence = native_absence()
+    without = f"; none of our own: {absence}" if absence else ""
     if len(candidates) == 1:
-        return candidates[0], "there is no other"
+        return candidates[0], f"there is no other{without}"
     key = _machine_key(dtype, candidates)
     kept = _read_kept(cache_dir)
     times_us = kept.get(key)
@@ -131,7 +135,7 @@ def _fastest(
         times_us = {kernel.name: round(measure(kernel, dtype) * 1e6) for kernel in candidates}
         _keep(cache_dir, kept | {key: times_us})
     best = min(candidates, key=lambda kernel: times_us[kernel.name])
-    return best, "the fastest of " + ", ".join(f"{name} {us} us" for name, us in times_us.items())
+    return best, "the fastest of " + ", ".join(f"{name} {us} us" for name, us in times_us.items()) + without
 
 
 def measure(kernel: type[PackedLinear], dtype: torch.dtype) -> float:

@@ -1,6 +1,6 @@
-"""Linear layers with 4-bit weights: groups of 32 inputs, each with a scale and a lowest value in bfloat16.
+"""Linear layers with 4-bit weights: groups of 64 inputs, each with a scale and a lowest value in bfloat16.
 
-Four bits hold 16 steps, too few for a whole row: a group takes its own range, at one more bit per weight.
+Four bits hold 16 steps, too few for a whole row: a group takes its own range, at half a bit more per weight.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from shard.linear.packed import PackedLinear
 from shared.models.quantized import GROUP, fits_int4, int4_bytes
 
 STEPS = 15
+BITS = 4
 MIDDLE = 8
-"""What the kernel subtracts from a weight before it scales it."""
+"""What torch's kernel subtracts from a weight before it scales it."""
 INNER_TILES = 1
 """A parameter of the CUDA kernel's layout; the CPU's ignores it."""
+WORDS = GROUP // 4
+"""Of 16 bits, in a group."""
 TINY = 1e-8
 
 
@@ -27,10 +30,11 @@ class Int4Groups(PackedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
-        quantized, scales_and_zeros = quantize_groups(weight)
+        steps, scales, middles = quantize_groups(weight, MIDDLE)
+        quantized = steps.to(torch.int32).view(weight.shape)
         self._packed = torch._convert_weight_to_int4pack_for_cpu(quantized, INNER_TILES)  # noqa: SLF001
-        self._scales_and_zeros = scales_and_zeros
-        self.nbytes = self._packed.nbytes + scales_and_zeros.nbytes
+        self._scales_and_zeros = torch.stack((scales, middles), dim=-1).transpose(0, 1).contiguous()
+        self.nbytes = self._packed.nbytes + self._scales_and_zeros.nbytes
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
@@ -55,13 +59,33 @@ class Int4Groups(PackedLinear):
         return outputs.to(self._dtype).view(*inputs.shape[:-1], -1)
 
 
-def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights as 0 … 15 ``[O, I]`` int32, and ``[I / GROUP, O, 2]`` bfloat16: scale, and the value of `MIDDLE`."""
-    groups = weight.float().view(weight.shape[0], -1, GROUP)
+def quantize_groups(matrix: torch.Tensor, origin: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Steps 0 … 15 ``[R, groups, GROUP]``, scales and the values of step ``origin`` ``[R, groups]``, bfloat16."""
+    groups = matrix.float().view(matrix.shape[0], -1, GROUP)
     lowest, highest = groups.aminmax(dim=-1, keepdim=True)
     scales = (highest - lowest).div_(STEPS).clamp_(min=TINY).bfloat16()
-    middles = (lowest + scales.float() * MIDDLE).bfloat16()
-    # Rounded with the scale and middle that will be used, not those that were wanted.
-    steps = ((groups - middles.float()) / scales.float() + MIDDLE).round_().clamp_(0, STEPS)
-    scales_and_zeros = torch.cat((scales, middles), dim=-1).transpose(0, 1).contiguous()
-    return steps.to(torch.int32).view(weight.shape), scales_and_zeros
+    origins = (lowest + scales.float() * origin).bfloat16()
+    # Rounded with the scale and origin that will be used, not those that were wanted.
+    steps = ((groups - origins.float()) / scales.float() + origin).round_().clamp_(0, STEPS)
+    return steps.to(torch.uint8), scales.squeeze(-1), origins.squeeze(-1)
+
+
+def pack_groups(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words ``[R, groups, WORDS]`` int16, and ``[R, groups, 2]`` bfloat16: scale and lowest value.
+
+    The lowest four bits of word k are the step of column k of the group, the next four that of `WORDS` + k, and so on.
+    """
+    steps, scales, lowest = quantize_groups(matrix, 0)
+    parts = steps.view(*scales.shape, GROUP // WORDS, WORDS).to(torch.int16)
+    words = parts[..., 0, :].clone()
+    for index in range(1, GROUP // WORDS):
+        words |= parts[..., index, :] << BITS * index
+    return words, torch.stack((scales, lowest), dim=-1)
+
+
+def unpack_groups(words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What `pack_groups` made, or any rows of it, as float32 ``[…, columns]``."""
+    parts = [(words >> BITS * index) & STEPS for index in range(GROUP // WORDS)]
+    steps = torch.cat(parts, dim=-1)
+    scale, lowest = scales.float().unbind(-1)
+    return torch.addcmul(lowest[..., None], steps.float(), scale[..., None]).flatten(-2)

@@ -1,11 +1,12 @@
-"""Linear layers with int8 weights: one scale per output feature, and the full range of 255 steps.
+"""torch's linear layers with int8 weights: one scale per output feature, and the full range of 255 steps.
 
-==============  ==========================  =========================================================================
-`Int8Fbgemm`    x86 with AVX-512 VNNI       inputs become 8 bits too, each row by its own range
-`Int8OneDnn`    x86 with AVX-512 VNNI       the same, by oneDNN's kernel
-`Int8TwoParts`  x86 with AVX2               each row of inputs becomes two of 7 bits, together 14
-`Int8Weight`    everywhere                  inputs are bfloat16; slow for many rows
-==============  ==========================  =========================================================================
+============  =====================  ================================================
+`Int8Fbgemm`  x86 with AVX-512 VNNI  inputs become 8 bits too, each row by its own range
+`Int8OneDnn`  x86 with AVX-512 VNNI  the same, by oneDNN's kernel
+`Int8Weight`  everywhere             inputs are bfloat16; slow for many rows
+============  =====================  ================================================
+
+Kernels of our own are in `shard.linear.rows`.
 
 What torch's `quantize_dynamic` does differently costs 67 % of perplexity on the default model: one scale per matrix,
 7 bits of range, and one input scale for all positions, of which the first is often a hundred times as large.
@@ -24,18 +25,16 @@ from shard.linear.packed import PackedLinear
 from shared.models.quantized import int8_bytes
 
 LEVELS = 127
-PART_LEVELS = 63
-"""Of each of two parts of an input."""
-FINE_STEPS = 2 * PART_LEVELS
-"""What one step of the coarse part is divided into by the fine one."""
 PROBE_SIZE = 64
 """Rows and columns of the matrix that FBGEMM is tried with."""
 TINY = 1e-12
 """A row of zeros is divided by this."""
 
 
-class FbgemmInt8(PackedLinear):
-    """A weight in FBGEMM's int8 layout. Its kernel takes one scale for all rows of inputs."""
+class Int8Fbgemm(PackedLinear):
+    """A weight in FBGEMM's int8 layout. Its kernel takes one scale for all rows of inputs, so rows share a range."""
+
+    name: ClassVar[str] = "fbgemm-int8"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -51,20 +50,9 @@ class FbgemmInt8(PackedLinear):
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
-        """FBGEMM is built for x86 alone; torch may drop these operators."""
+        """FBGEMM is built for x86 alone, and torch may drop these operators. Only where sums hold 8-bit inputs."""
         named = hasattr(torch, "quantize_per_channel") and has_fbgemm("linear_prepack", "linear_dynamic")
-        return dtype.is_floating_point and named
-
-
-class Int8Fbgemm(FbgemmInt8):
-    """8-bit inputs, multiplied once. Rows are brought to the same range before it."""
-
-    name: ClassVar[str] = "fbgemm-int8"
-
-    @classmethod
-    def is_available(cls, dtype: torch.dtype) -> bool:
-        """Where FBGEMM's sums hold 8-bit inputs."""
-        return super().is_available(dtype) and not fbgemm_saturates()
+        return dtype.is_floating_point and named and not fbgemm_saturates()
 
     def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""
@@ -74,35 +62,6 @@ class Int8Fbgemm(FbgemmInt8):
         largest = row_scales(inputs_f32, 1)
         outputs: torch.Tensor = self._multiply(inputs_f32 / largest, self._packed)
         return outputs.mul_(largest).to(self._dtype)
-
-
-class Int8TwoParts(FbgemmInt8):
-    """Inputs of 14 bits, as two rows of 7: their pairs of products fit the 16 bits in which AVX2 adds them.
-
-    Seven bits alone cost 2 to 3 % of perplexity on the default model, and so do weights of seven bits with inputs of
-    eight. A second row costs little where one is bound by reading the weights.
-    """
-
-    name: ClassVar[str] = "fbgemm-int8-parts"
-
-    def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `PackedLinear.multiply`."""
-        rows = inputs.reshape(-1, self.in_features).float()
-        scales = row_scales(rows, PART_LEVELS)
-        fine = rows / scales
-        coarse = fine.round()
-        fine.sub_(coarse).mul_(FINE_STEPS)
-        # A row with both ends of the range makes FBGEMM's step 1: it keeps whole numbers, and rounds the rest to them.
-        parts = torch.cat((coarse, fine, range_ends(self.in_features)))
-        outputs = self._multiply(parts, self._packed, True)  # True: 7 bits
-        of_coarse, of_fine, _ = outputs.split((len(rows), len(rows), 1))
-        outputs = torch.add(of_coarse, of_fine, alpha=1 / FINE_STEPS).mul_(scales)
-        return outputs.to(self._dtype).view(*inputs.shape[:-1], -1)
-
-    @classmethod
-    def fits(cls, out_features: int, in_features: int) -> bool:
-        """Both ends of the range need a column."""
-        return super().fits(out_features, in_features) and in_features > 1
 
 
 class Int8OneDnn(PackedLinear):
@@ -185,12 +144,6 @@ def fbgemm_saturates() -> bool:
     packed = _pack_fbgemm(ones, row_scales(ones, LEVELS).squeeze(1))
     outputs = torch.ops.quantized.linear_dynamic(ones, packed)
     return bool((outputs - PROBE_SIZE).abs().max() > 1)
-
-
-@cache
-def range_ends(width: int) -> torch.Tensor:
-    """``[1, width]``: the least and the largest number of 7 bits, and zeros."""
-    return torch.tensor([[-PART_LEVELS - 1.0, *[0.0] * (width - 2), PART_LEVELS]])
 
 
 def _pack_fbgemm(weight: torch.Tensor, scales: torch.Tensor) -> Any:

@@ -17,15 +17,12 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from shard.linear.choice import KERNELS, KernelChoice
-from shard.linear.embedding import Int8Embedding
-from shard.linear.packed import PackedLinear, pack
+from shard.linear.embedding import embedding_bytes, embedding_kind
+from shard.linear.packed import pack
 from shard.model_outline import ModelOutline
-from shared.models.quantized import int8_bytes
 from shared.models.stored import Weight
 
 Read = Callable[[str], torch.Tensor]
-
-INT8 = KERNELS["int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +32,12 @@ class Packing:
     Args:
         choice: The kernels of linear layers.
         linears: Names of their weights.
-        embedding: Name of the input embedding's weight, where it becomes int8.
-        head: Name of the head's weight, which int4 leaves in int8.
+        embedding: Name of the input embedding's weight, where it is quantized.
     """
 
     choice: KernelChoice
     linears: frozenset[str] = frozenset()
     embedding: str | None = None
-    head: str | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -57,24 +52,22 @@ class Packing:
 
     def _packed_bytes(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         if name == self.embedding:
-            return int8_bytes(*shape)
-        fitting = (kernel.packed_bytes(*shape) for kernel in self.kernels_for(name) if kernel.fits(*shape))
+            return embedding_bytes(shape, four_bits=self.four_bits)
+        fitting = (kernel.packed_bytes(*shape) for kernel in self.choice.kernels if kernel.fits(*shape))
         return next(fitting, prod(shape) * dtype.itemsize)
 
-    def kernels_for(self, name: str) -> tuple[type[PackedLinear], ...]:
-        """Kernels to offer a weight, in order. A head decides between close tokens: four bits are too few for it."""
-        kernels = self.choice.kernels
-        return tuple(kernel for kernel in kernels if kernel in INT8) or kernels if name == self.head else kernels
+    @property
+    def four_bits(self) -> bool:
+        """Whether weights become int4 where they divide into groups."""
+        return any(kernel in KERNELS["int4"] for kernel in self.choice.kernels)
 
 
-def plan_packing(
-    choice: KernelChoice, linears: frozenset[str], outline: ModelOutline, embedding: str | None
-) -> Packing:
+def plan_packing(choice: KernelChoice, linears: frozenset[str], embedding: str | None) -> Packing:
     """What to replace, of what may be."""
     if not choice.kernels:
         return Packing(choice)
-    quantizes = any(kernel in INT8 for kernel in choice.kernels)
-    return Packing(choice, linears, embedding if quantizes else None, outline.head)
+    quantizes = any(kernel in KERNELS["int8"] for kernel in choice.kernels)
+    return Packing(choice, linears, embedding if quantizes else None)
 
 
 def packable_weights(model: PreTrainedModel, outline: ModelOutline) -> frozenset[str]:
@@ -116,10 +109,10 @@ def pack_model(model: PreTrainedModel, packing: Packing, read: Read) -> int:
     for name in _largest_first(model, packing.names):
         weight = read(name)
         if name == packing.embedding:
-            packed: nn.Module = Int8Embedding(weight)
+            packed: nn.Module = embedding_kind(tuple(weight.shape), four_bits=packing.four_bits)(weight)
         else:
             bias = _owner(model, name).bias
-            packed = pack(packing.kernels_for(name), weight, bias.detach() if isinstance(bias, torch.Tensor) else None)
+            packed = pack(packing.choice.kernels, weight, bias.detach() if isinstance(bias, torch.Tensor) else None)
         saved += weight.nbytes - int(getattr(packed, "nbytes", weight.nbytes))
         model.set_submodule(name.removesuffix(".weight"), packed)
         del weight, packed

@@ -85,8 +85,7 @@ def _facts(config: ModelConfig, text: Mapping[str, Any], parts: _Sorted, dtype: 
     slots = read_slots(text, config.num_layers, item_bytes)
     chosen = _chosen_share(text)
     is_tied = not parts.head or text.get("tie_word_embeddings") is True
-    ends = "int8" if quantize != QUANTIZE_NONE else QUANTIZE_NONE
-    embedding_bytes = _bytes_in_memory(parts.embedding, item_bytes, ends)
+    embedding_bytes = _bytes_in_memory(parts.embedding, item_bytes, quantize)
     return ModelFacts(
         layers=tuple(
             LayerFacts(
@@ -97,7 +96,7 @@ def _facts(config: ModelConfig, text: Mapping[str, Any], parts: _Sorted, dtype: 
             for index in range(config.num_layers)
         ),
         embedding_bytes=embedding_bytes,
-        head_bytes=embedding_bytes if is_tied else _bytes_in_memory(parts.head, item_bytes, ends),
+        head_bytes=embedding_bytes if is_tied else _bytes_in_memory(parts.head, item_bytes, quantize),
         tied_bytes=_bytes_in_memory(parts.embedding, item_bytes) if is_tied else 0,
         is_tied=is_tied,
         shared_bytes=_bytes_in_memory(parts.rest, item_bytes),

@@ -7,7 +7,7 @@ from typing import Final
 
 from shared.options import QUANTIZE_NONE
 
-GROUP: Final = 32
+GROUP: Final = 64
 """Inputs of a matrix that share a scale in int4."""
 OUT_STEP: Final = 16
 """int4's kernel lays out so many output features at a time."""
