@@ -27,10 +27,10 @@ NODE_CLIENTS_STAMP = $(CONFORMANCE)/node/node_modules/.installed
 # Tests run in so many processes; each may hold some gigabytes. A file's tests run in one of them: what a file starts or
 # computes for all of its tests is started and computed once.
 TEST_WORKERS ?= 2
-PYTEST = $(VENV)/bin/python -m pytest
+
 # Each of the processes that tests start would compile all modules again, and pytest each test, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST_AT_ONCE = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile
+PYTEST = $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 # make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \
@@ -53,7 +53,7 @@ pull: $(RUN_STAMP) ## Fetch and convert a model: MODEL=
 	@$(VENV)/bin/meshnet pull $(if $(MODEL),'$(MODEL)')
 
 test: $(DEV_STAMP) ## Run the tests. MESHNET_REAL_MODEL_TESTS=1 and MESHNET_ALL_MODELS=1 add long ones; TEST_WORKERS=2
-	$(PYTEST_AT_ONCE) -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 check: lint test ## What a change must pass: style, types, import contracts, all tests, those that start fleets too.
 	MESHNET_SLOW_TESTS=1 $(PYTEST) -m slow
@@ -63,7 +63,7 @@ conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## 
 
 oldest: $(OLDEST)/.installed-$(OLDEST_TRANSFORMERS) ## Try the oldest transformers allowed: some of the tests, 3 minutes.
 	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m tests.support.library_release 'transformers==$(OLDEST_TRANSFORMERS).*'
-	PYTHONPATH='$(abspath $(OLDEST))' $(PYTEST_AT_ONCE) -m 'not slow' $(OLDEST_TESTS)
+	PYTHONPATH='$(abspath $(OLDEST))' $(PYTEST) -m 'not slow' $(OLDEST_TESTS)
 
 lint: $(DEV_STAMP) ## Style, types and import contracts.
 	$(VENV)/bin/ruff check
