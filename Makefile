@@ -24,13 +24,13 @@ RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
 PYTHON_CLIENTS_STAMP = $(CONFORMANCE_VENV)/.installed
 NODE_CLIENTS_STAMP = $(CONFORMANCE)/node/node_modules/.installed
-# Tests run in so many processes; each may hold some gigabytes. A file's tests run in one of them: what a file starts or
-# computes for all of its tests is started and computed once.
+# Tests run in so many processes; each may hold some gigabytes. A file's tests, or a class's, run in one of them: what they
+# share is started and computed once.
 TEST_WORKERS ?= 2
 
 # Each of the processes that tests start would compile all modules again, and pytest each test, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST = $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+PYTEST = $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadscope
 
 # make up NODES=3 PORT=9000 MODEL=owner/name THREADS=2 DTYPE=float32 DEVICE=cuda
 UP_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(NODES),--nodes '$(NODES)') $(if $(PORT),--port '$(PORT)') \

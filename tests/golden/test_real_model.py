@@ -1,10 +1,13 @@
-"""The default chat model, cut in two and in three, against transformers `generate` in one process."""
+"""The default chat model, cut in two and in three, against transformers `generate` in one process.
+
+A class for each cut, so that two processes can take one each: most of the time goes into passes without a cache.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +22,6 @@ PROMPTS = (
     "Erzähle mir kurz, warum der Himmel blau ist. Größenordnungen bitte!",
     "用中文简单介绍一下长城,并加一个表情符号。",
 )
-CUTS = {2: ["0:12", "12:24"], 3: ["0:8", "8:16", "16:24"]}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 1234}
 
 
@@ -38,29 +40,10 @@ def expected(model: Path) -> dict[str, Answer]:
     return {prompt: reference.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def parts(request: pytest.FixtureRequest) -> int:
-    """In how many ranges the model is cut."""
-    return int(request.param)
-
-
-def fleet_of(model: Path, parts: int, folder: Path, *node_args: str) -> Any:
+def fleet_of(model: Path, cuts: list[str], folder: Path, *node_args: str) -> Any:
     """Float32 nodes of one thread each."""
     flags = ["--dtype", "float32", "--device", "cpu", "--threads", "1", *node_args]
-    return running_fleet(model, CUTS[parts], folder, common_node_args=flags)
-
-
-@pytest.fixture(scope="module")
-def cached(model: Path, parts: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fleet whose nodes keep their K/V."""
-    with fleet_of(model, parts, tmp_path_factory.mktemp("cached")) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def sampled(cached: Fleet) -> tuple[str, str, int, int]:
-    """A seeded sample of the fleet with caches, which those without and those that forget must give too."""
-    return answer_of(cached, PROMPTS[0], **SAMPLED)
+    return running_fleet(model, cuts, folder, common_node_args=flags)
 
 
 def answer_of(fleet: Fleet, prompt: str, **parameters: Any) -> tuple[str, str, int, int]:
@@ -75,29 +58,55 @@ def as_tuple(answer: Answer) -> tuple[str, str, int, int]:
     return answer.text, answer.finish_reason, answer.prompt_tokens, len(answer.token_ids)
 
 
-def test_the_cached_mesh_gives_the_tokens_of_one_process(cached: Fleet, expected: dict[str, Answer]) -> None:
-    """Greedy, float32, 64 tokens, three prompts in three languages: token for token the same."""
-    answers = {prompt: answer_of(cached, prompt, temperature=0) for prompt in PROMPTS}
-    assert answers == {prompt: as_tuple(answer) for prompt, answer in expected.items()}
+class RealModel:
+    """What must hold of every cut."""
 
+    cuts: ClassVar[list[str]]
 
-def test_the_stateless_mesh_gives_the_same(
-    model: Path, parts: int, sampled: tuple[str, str, int, int], expected: dict[str, Answer], tmp_path: Path
-) -> None:
-    """Without a cache on any node: the same greedy tokens, and the same seeded sample as with caches."""
-    with fleet_of(model, parts, tmp_path, "--no-kv-cache") as stateless:
-        answers = {prompt: answer_of(stateless, prompt, temperature=0) for prompt in PROMPTS}
+    @pytest.fixture(scope="class")
+    def cached(self, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+        """A fleet whose nodes keep their K/V."""
+        with fleet_of(model, self.cuts, tmp_path_factory.mktemp("cached")) as fleet:
+            yield fleet
+
+    @pytest.fixture(scope="class")
+    def sampled(self, cached: Fleet) -> tuple[str, str, int, int]:
+        """A seeded sample of the fleet with caches, which those without and those that forget must give too."""
+        return answer_of(cached, PROMPTS[0], **SAMPLED)
+
+    def test_the_cached_mesh_gives_the_tokens_of_one_process(self, cached: Fleet, expected: dict[str, Answer]) -> None:
+        """Greedy, float32, 64 tokens, three prompts in three languages: token for token the same."""
+        answers = {prompt: answer_of(cached, prompt, temperature=0) for prompt in PROMPTS}
         assert answers == {prompt: as_tuple(answer) for prompt, answer in expected.items()}
-        assert answer_of(stateless, PROMPTS[0], **SAMPLED) == sampled
-        assert all("decode" not in node["steps"] or node["steps"]["decode"] == 0 for node in stateless.mesh_nodes())
+
+    def test_the_stateless_mesh_gives_the_same(
+        self, model: Path, sampled: tuple[str, str, int, int], expected: dict[str, Answer], tmp_path: Path
+    ) -> None:
+        """Without a cache on any node: the same greedy tokens, and the same seeded sample as with caches."""
+        with fleet_of(model, self.cuts, tmp_path, "--no-kv-cache") as stateless:
+            answers = {prompt: answer_of(stateless, prompt, temperature=0) for prompt in PROMPTS}
+            assert answers == {prompt: as_tuple(answer) for prompt, answer in expected.items()}
+            assert answer_of(stateless, PROMPTS[0], **SAMPLED) == sampled
+            assert all(not node["steps"].get("decode") for node in stateless.mesh_nodes())
+
+    def test_a_replayed_hop_gives_the_same_sample(
+        self, model: Path, sampled: tuple[str, str, int, int], tmp_path: Path
+    ) -> None:
+        """Sessions that expire between any two steps are re-prefilled again and again: the seeded text is the same."""
+        steps = sampled[-1] - 1
+        with fleet_of(model, self.cuts, tmp_path, "--kv-ttl-seconds", "0.001") as forgetful:
+            assert answer_of(forgetful, PROMPTS[0], **SAMPLED) == sampled
+            misses = [node["misses"].get("expired", 0) for node in forgetful.mesh_nodes()]
+        assert min(misses) > steps // 2 > 4
 
 
-def test_a_replayed_hop_gives_the_same_sample(
-    model: Path, parts: int, sampled: tuple[str, str, int, int], tmp_path: Path
-) -> None:
-    """Sessions that expire between any two steps are re-prefilled again and again: the seeded text stays the same."""
-    steps = sampled[-1] - 1
-    with fleet_of(model, parts, tmp_path, "--kv-ttl-seconds", "0.001") as forgetful:
-        assert answer_of(forgetful, PROMPTS[0], **SAMPLED) == sampled
-        misses = [node["misses"].get("expired", 0) for node in forgetful.mesh_nodes()]
-    assert min(misses) > steps // 2 > 4
+class TestCutInTwo(RealModel):
+    """Two nodes of twelve layers."""
+
+    cuts: ClassVar[list[str]] = ["0:12", "12:24"]
+
+
+class TestCutInThree(RealModel):
+    """Three nodes of eight."""
+
+    cuts: ClassVar[list[str]] = ["0:8", "8:16", "16:24"]
