@@ -64,13 +64,15 @@ class RealModel:
     cuts: ClassVar[list[str]]
 
     @pytest.fixture(scope="class")
-    def cached(self, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    @classmethod
+    def cached(cls, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         """A fleet whose nodes keep their K/V."""
-        with fleet_of(model, self.cuts, tmp_path_factory.mktemp("cached")) as fleet:
+        with fleet_of(model, cls.cuts, tmp_path_factory.mktemp("cached")) as fleet:
             yield fleet
 
     @pytest.fixture(scope="class")
-    def sampled(self, cached: Fleet) -> tuple[str, str, int, int]:
+    @classmethod
+    def sampled(cls, cached: Fleet) -> tuple[str, str, int, int]:
         """A seeded sample of the fleet with caches, which those without and those that forget must give too."""
         return answer_of(cached, PROMPTS[0], **SAMPLED)
 
