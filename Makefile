@@ -61,7 +61,7 @@ check: lint test ## What a change must pass: style, types, import contracts, all
 conformance: $(DEV_STAMP) $(PYTHON_CLIENTS_STAMP) $(NODE_CLIENTS_STAMP) pull ## Try other people's clients. ONLY="chat tools"
 	$(VENV)/bin/python -m tests.conformance --venv '$(CONFORMANCE_VENV)' $(if $(ONLY),--only $(ONLY))
 
-oldest: $(OLDEST)/.installed-$(OLDEST_TRANSFORMERS) ## Try the oldest transformers allowed: some of the tests, 3 minutes.
+oldest: $(OLDEST)/.installed-$(OLDEST_TRANSFORMERS) ## Try the oldest transformers allowed: some of the tests, 2 minutes.
 	PYTHONPATH='$(abspath $(OLDEST))' $(VENV)/bin/python -m tests.support.library_release 'transformers==$(OLDEST_TRANSFORMERS).*'
 	PYTHONPATH='$(abspath $(OLDEST))' $(PYTEST) -m 'not slow' $(OLDEST_TESTS)
 
