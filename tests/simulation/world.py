@@ -16,6 +16,7 @@ from gateway.fleet.live import Fleet
 from gateway.generation import Generator
 from gateway.joins import Joins
 from gateway.mesh import Mesh
+from gateway.recovery import RECOVERIES_PER_PASS_MAX
 from shared.errors import MeshError
 from shared.layers import LayerRange
 from shared.messages import Drain, Hello
@@ -36,6 +37,8 @@ from tests.support.memory_mesh import NUM_LAYERS, EventClock, create_gateway
 RUN_MAX_S = 900.0
 """Virtual seconds after which something hangs: far beyond all limits of a schedule together."""
 LOOK_EVERY_S = 0.25
+SCARCE_BYTES = 1_000
+"""Of caches: room for one or two sessions."""
 BACK_WITHIN_S = 60.0
 """A node that is there again is found within the longest back-off and one handshake that timed out; and a plan is made
 within its grace, and loaded."""
@@ -91,12 +94,14 @@ class World:
         schedule: What happens.
         clock: Virtual time.
         tally: Counts what has happened.
+        met: Counts what steps and forks have met.
         ends: How each call ended, by its number.
     """
 
     schedule: Schedule
     clock: EventClock = field(default_factory=EventClock)
     tally: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
     ends: dict[int, str] = field(default_factory=dict)
     nodes: list[SimulatedNode] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
@@ -157,7 +162,7 @@ class World:
             self.clock,
             fates={fate.step: fate.fate for fate in schedule.fates if fate.node == index},
             on_step=self._watch_safely,
-            met=self.tally,
+            met=self.met,
             reachable=not schedule.joins_at_s[index],
             **options,
         )
@@ -189,7 +194,7 @@ class World:
         at_s = self.schedule.joins_at_s[index]
         if at_s:
             await self.clock.sleep(at_s)
-            self.nodes[index].reachable = True
+            self.nodes[index].comes_back()
             self.tally["joined late"] += 1
 
     async def _keep_joining(self, node: SimulatedJoiner) -> None:
@@ -373,6 +378,7 @@ class World:
 
     async def judge(self) -> None:
         """After it: every call has ended in one way, and nothing is left anywhere."""
+        self.tally.update(self.met)
         if self._violation is not None:
             raise self._violation
         self._judge_ends()
@@ -392,8 +398,27 @@ class World:
 
     def _judge_ends(self) -> None:
         assert sorted(self.ends) == list(range(len(self.schedule.calls))), "a call has no end"
-        allowed = {"complete", "left", "cut off"} | (FAILURES if self.schedule.is_harsh else set())
+        allowed = {"complete", "left", "cut off"}
+        if self.schedule.is_harsh:
+            allowed |= FAILURES
+        if self.met.total() > RECOVERIES_PER_PASS_MAX:
+            allowed |= {"no_progress", "step_stalled"}  # all that steps met may have been in one pass
+        if self._has_scarce_places():
+            allowed.add("node_lost")
         assert set(self.ends.values()) <= allowed, f"ends: {self.ends}"
+
+    def _has_scarce_places(self) -> bool:
+        """Whether sessions of a fleet that is planned anew may wait for each other's places for ever.
+
+        One may be where the other has to go, and the other where the one has to, when each node has room for few.
+        """
+        schedule = self.schedule
+        wanted = sum(max(1, len(call.choices)) for call in schedule.calls)
+        rooms = [
+            (options.get("sessions_max", wanted), options.get("bytes_max", 0)) for options in schedule.node_options
+        ]
+        is_scarce = any(sessions < wanted or 0 < nbytes < SCARCE_BYTES for sessions, nbytes in rooms)
+        return is_scarce and any(map(is_joiner, schedule.cuts))
 
     def _judge_gateway(self, gateway: Gateway) -> None:
         generator = gateway.generator
