@@ -18,33 +18,23 @@ from gateway.mesh import Mesh
 from shared.clock import Clock
 from shared.errors import MeshError
 from shared.mesh_access import MeshAccess
-from shared.messages import Hello, MachineInfo, NodeInfo
+from shared.messages import MachineInfo
 from shared.planning.fleet import Demand
 from tests.simulation.node import NetworkLink, SimulatedNode
 from tests.support.fleet_world import facts
 from tests.support.memory_mesh import NUM_LAYERS
-from tests.support.scripted_joiner import JOINS_AGAIN_S, JoiningNode
+from tests.support.scripted_joiner import JOINS_AGAIN_S, Dialled, JoiningNode
 from tests.support.scripted_node import MODEL
 
 Serve = Callable[["JoinedNetworkLink", str], Awaitable[None]]
 
 
-class JoinedNetworkLink(NetworkLink):
+class JoinedNetworkLink(Dialled, NetworkLink):
     """The gateway's end of a link that the node has dialled."""
 
     def __init__(self, node: SimulatedJoiner, owner: str) -> None:
         super().__init__(node, owner)
-        self.hello: Hello = node.hello
-
-    @property
-    def peer_node(self) -> NodeInfo | None:
-        """The range that it holds already, if any."""
-        return self.hello.node
-
-    @property
-    def peer_machine(self) -> MachineInfo | None:
-        """Its machine."""
-        return self.hello.machine
+        self.hello = node.hello
 
 
 @dataclass(eq=False)

@@ -39,12 +39,10 @@ JOINS_AGAIN_S = 0.25
 MACHINE = MachineInfo(memory_bytes=10_000, runtime_bytes=0, read_bytes_per_s=100_000)
 
 
-class JoiningLink(ScriptedLink):
-    """The gateway's end of a link that the node has dialled."""
+class Dialled:
+    """What a link that the node has dialled says beside any other."""
 
-    def __init__(self, node: JoiningNode) -> None:
-        super().__init__(node)
-        self.hello = node.hello
+    hello: Hello
 
     @property
     def peer_node(self) -> NodeInfo | None:
@@ -55,6 +53,14 @@ class JoiningLink(ScriptedLink):
     def peer_machine(self) -> MachineInfo | None:
         """Its machine."""
         return self.hello.machine
+
+
+class JoiningLink(Dialled, ScriptedLink):
+    """The gateway's end of a link that the node has dialled."""
+
+    def __init__(self, node: JoiningNode) -> None:
+        super().__init__(node)
+        self.hello = node.hello
 
 
 @dataclass(eq=False)
