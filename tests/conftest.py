@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import ssl
@@ -64,6 +65,17 @@ def _authorities_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", create_default_context)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nodes_are_forked() -> Iterator[None]:
+    """Otherwise each of a hundred nodes imports torch and transformers, six seconds long."""
+    from tests.support import fleet
+    from tests.support.forked_nodes import ForkedNodes
+
+    with contextlib.closing(ForkedNodes(fleet.child_env())) as nodes, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "forked_nodes", nodes)
         yield
 
 

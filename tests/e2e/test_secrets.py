@@ -99,8 +99,11 @@ def test_a_fleet_with_tls_on_every_side_says_nothing_and_changes_its_token(tiny_
         assert '"level":"debug"' in logs
 
 
-async def test_no_frame_and_no_environment_holds_an_api_key(tiny_model: TinyModels, tmp_path: Path):
+async def test_no_frame_and_no_environment_holds_an_api_key(
+    tiny_model: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """What passes from gateway to node, unmasked, and what a node was started with. Nor does a node see any text."""
+    monkeypatch.setattr("tests.support.fleet.forked_nodes", None)  # they have another process's variables
     port = free_port()
     async with LinkProxy(port).run() as proxy:
         proxy.heard = {"there": bytearray(), "back": bytearray()}

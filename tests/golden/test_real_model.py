@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.support.fleet import Fleet, running_fleet
-from tests.support.reference import Answer, Reference
+from tests.support.reference import Answer, Reference, chat_messages
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -22,6 +22,8 @@ PROMPTS = (
     "Erzähle mir kurz, warum der Himmel blau ist. Größenordnungen bitte!",
     "用中文简单介绍一下长城,并加一个表情符号。",
 )
+SYSTEM = ""
+"""The template's own would be half of what passes without a cache compute."""
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 1234}
 
 
@@ -37,7 +39,7 @@ def model() -> Path:
 def expected(model: Path) -> dict[str, Answer]:
     """Greedy answers of the whole model in this process, which then lets go of it."""
     reference = Reference(model)
-    return {prompt: reference.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS}
+    return {prompt: reference.greedy(prompt, MAX_TOKENS, SYSTEM) for prompt in PROMPTS}
 
 
 def fleet_of(model: Path, cuts: list[str], folder: Path, *node_args: str) -> Any:
@@ -48,7 +50,7 @@ def fleet_of(model: Path, cuts: list[str], folder: Path, *node_args: str) -> Any
 
 def answer_of(fleet: Fleet, prompt: str, **parameters: Any) -> tuple[str, str, int, int]:
     """Text, finish reason, prompt tokens and completion tokens."""
-    body = fleet.chat(prompt, max_tokens=MAX_TOKENS, **parameters).json()
+    body = fleet.chat(prompt, messages=chat_messages(prompt, SYSTEM), max_tokens=MAX_TOKENS, **parameters).json()
     choice, usage = body["choices"][0], body["usage"]
     return choice["message"]["content"], choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
 

@@ -21,12 +21,17 @@ from typing import Any
 
 import httpx
 
+from tests.support.forked_nodes import ForkedNodes, ForkedProcess
+
 REPO = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 CHAT_TIMEOUT_S = 600.0
 """A model without caches on a busy machine encodes every token of 64 answers again."""
 POLL_INTERVAL_S = 0.05
+
+forked_nodes: ForkedNodes | None = None
+"""Where tests fork plain nodes from. Without it, as in benchmarks, every node is a program of its own."""
 
 
 def free_port() -> int:
@@ -59,13 +64,16 @@ class ManagedProcess:
     command: list[str]
     log: Path
     env: dict[str, str]
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: subprocess.Popen[bytes] | ForkedProcess = field(init=False)
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         """Start, or start again with the same command."""
+        if forked_nodes is not None and forked_nodes.may_fork(self.command, self.env):
+            self.process = forked_nodes.start(self.command, self.env, self.log)
+            return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=REPO, env=self.env

@@ -23,6 +23,12 @@ class Answer:
     finish_reason: str
 
 
+def chat_messages(content: str, system: str | None = None) -> list[dict[str, str]]:
+    """A user's message, after the system's; without one, most templates write their own."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": content}]
+
+
 class Reference:
     """transformers `generate`, greedy, float32, one sequence."""
 
@@ -33,15 +39,15 @@ class Reference:
         eos = self.model.generation_config.eos_token_id
         self.eos_ids = set(eos if isinstance(eos, list) else [eos]) | {self.tokenizer.eos_token_id}
 
-    def prompt_ids(self, content: str) -> list[int]:
-        """One user message through the chat template."""
-        messages = [{"role": "user", "content": content}]
+    def prompt_ids(self, content: str, system: str | None = None) -> list[int]:
+        """One user message through the chat template, after a system message if there is to be one."""
+        messages = chat_messages(content, system)
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def greedy(self, content: str, max_tokens: int) -> Answer:
+    def greedy(self, content: str, max_tokens: int, system: str | None = None) -> Answer:
         """The answer that a greedy chat completion must give."""
-        prompt_ids = self.prompt_ids(content)
+        prompt_ids = self.prompt_ids(content, system)
         token_ids = self.greedy_ids(prompt_ids, max_tokens, eos_ids=sorted(self.eos_ids))
         ended = token_ids[-1] in self.eos_ids
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
