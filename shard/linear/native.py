@@ -1,7 +1,7 @@
 """Kernels of our own: `kernels.ll`, compiled by LLVM for the processor at hand when a stage first asks for them.
 
-llvmlite alone is loaded for it: 60 MB of a shared library, most of them its file's pages, and less than a second of
-compiling. Calls release the interpreter's lock.
+llvmlite alone is loaded for it, and less than a second of compiling; the 70 MB of pages of its library are given back
+then. Calls release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from shard.memory_return import page_out
 from shared.errors import LoadFailed
 
 SOURCES = Path(__file__).parent
@@ -71,9 +72,11 @@ def _compiled() -> NativeKernels | str:
     except ImportError as error:
         return f"llvmlite cannot be imported ({error})"
     try:
-        return _compile(llvm)
+        kernels = _compile(llvm)
     except (AttributeError, RuntimeError) as error:  # of another release, or for a processor that LLVM does not know
         return f"llvmlite {llvm.llvm_version_info} cannot compile them ({type(error).__name__}: {error})"
+    page_out("libllvmlite")
+    return kernels
 
 
 def _compile(llvm: Any) -> NativeKernels:
