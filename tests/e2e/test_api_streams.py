@@ -94,14 +94,22 @@ def test_the_sdk_retries_a_refusal_by_itself(api: ApiServer, stream: bool):
 
 def test_comments_are_sent_while_there_is_nothing_to_say(api: ApiServer):
     """From the moment the headers are out, and between tokens; the SDK does not notice them."""
-    pause = asyncio.Event()
-    api.generator.script = lambda _request: [pause, 74, pause, 75, 2]
-    api.in_loop(lambda: api.loop.call_later(3.5 * KEEP_ALIVE_S, pause.set))
-    stream = read_stream(api)
-    assert stream.comments >= 2
+    pauses = [asyncio.Event(), asyncio.Event()]
+    api.generator.script = lambda _request: [pauses[0], 74, pauses[1], 75, 2]
+    with api.http.stream("POST", "/v1/chat/completions", json=api.body(stream=True)) as response:
+        assert response.status_code == 200
+        body, parts = b"", response.iter_bytes()
+        for said, pause in ((b"", pauses[0]), (b'"content"', pauses[1])):
+            before = body.count(b"\n:") + body.startswith(b":")
+            while said not in body or body.count(b"\n:") + body.startswith(b":") < before + 2:
+                body += next(parts)
+            api.in_loop(pause.set)
+        stream = validate_stream(body + b"".join(parts))
+    assert stream.comments >= 4
     assert stream.finish_reason == "stop"
-    pause.clear()
-    api.in_loop(lambda: api.loop.call_later(2.5 * KEEP_ALIVE_S, pause.set))
+    for pause in pauses:
+        pause.clear()
+        api.in_loop(lambda pause=pause: api.loop.call_later(2.5 * KEEP_ALIVE_S, pause.set))
     chunks = list(api.client().chat.completions.create(**api.body(), stream=True))
     assert chunks[-1].choices[0].finish_reason == "stop"
 
