@@ -79,7 +79,8 @@ class ForkedNodes:
     """The forking process, which is started for the first node and ends with this one, and what it has forked.
 
     Args:
-        env: Its variables. A node's own, but for `MESHNET_…`, must be the same: libraries read theirs when imported.
+        env: Its variables. A node's own must be the same but for `MESHNET_…` and `PYTEST_…`: libraries read theirs when
+            they are imported.
     """
 
     def __init__(self, env: dict[str, str]) -> None:
@@ -130,7 +131,7 @@ class ForkedNodes:
 
 
 def _without_settings(env: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if not name.startswith("MESHNET_")}
+    return {name: value for name, value in env.items() if not name.startswith(("MESHNET_", "PYTEST_"))}
 
 
 def _serve() -> None:
