@@ -15,10 +15,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TextIO
 
 REPO = Path(__file__).resolve().parents[2]
 IMPORTED = (
@@ -86,6 +86,7 @@ class ForkedNodes:
     def __init__(self, env: dict[str, str]) -> None:
         self._env = _without_settings(env)
         self._server: subprocess.Popen[str] | None = None
+        self._listener: threading.Thread | None = None
         self._lock = threading.Lock()
         self._forked: SimpleQueue[ForkedProcess] = SimpleQueue()
 
@@ -106,28 +107,31 @@ class ForkedNodes:
 
     def close(self) -> None:
         """End the forking process."""
-        if self._server is not None:
+        if self._server is not None and self._listener is not None:
             assert self._server.stdin is not None
             self._server.stdin.close()
             self._server.wait(END_TIMEOUT_S)
+            self._listener.join(END_TIMEOUT_S)
 
     def _start_server(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.support.forked_nodes"]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO, env=self._env, text=True
         )
-        threading.Thread(target=self._listen, args=(self._server.stdout,), name="forked-nodes", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(self._server.stdout,), daemon=True)
+        self._listener.start()
         return self._server
 
-    def _listen(self, lines: Iterable[str]) -> None:
+    def _listen(self, said: TextIO) -> None:
         running: dict[int, ForkedProcess] = {}
-        for line in lines:
-            pid, status = json.loads(line)
-            if status is None:
-                running[pid] = ForkedProcess(pid)
-                self._forked.put(running[pid])
-            else:
-                running.pop(pid).ended(os.waitstatus_to_exitcode(status))
+        with said:
+            for line in said:
+                pid, status = json.loads(line)
+                if status is None:
+                    running[pid] = ForkedProcess(pid)
+                    self._forked.put(running[pid])
+                else:
+                    running.pop(pid).ended(os.waitstatus_to_exitcode(status))
 
 
 def _without_settings(env: dict[str, str]) -> dict[str, str]:
