@@ -12,23 +12,18 @@ whenever a session ends or a node changes.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gateway.errors import AdmissionRefused
 from gateway.needs import Needs
+from gateway.places import Places, cost_bytes_at
 from gateway.registry import ANY, NoRoute, find_route, longest_context
 from shared.messages import NodeInfo
 from shared.route import Route
 
 RETRY_AFTER_S_MAX = 60
 """A client told to come back later than this would rather be told to go elsewhere."""
-KV_GROWTH = 1.5
-KV_POSITIONS_MIN = 256
-"""A node allocates K/V for at least so many positions, and grows it by half: what it counts against its
-budget may be this much more than the positions fill."""
 SMOOTHING = 0.2
 """Weight of the newest generation in the average duration that `retry_after_s` is derived from."""
 
@@ -74,8 +69,8 @@ class Admitted:
     nodes: dict[str, NodeInfo]
 
 
-class Admission:
-    """Reservations per node, and the queue of those that wait for one.
+class Admission(Places):
+    """The queue of those that wait to begin, and the places of those that have begun.
 
     Args:
         model: Fingerprint that routes are planned for.
@@ -92,14 +87,11 @@ class Admission:
         queue_max: int,
         granted: Callable[[str], int | None] = lambda _: None,
     ) -> None:
+        super().__init__(granted)
         self.model = model
         self.num_layers = num_layers
         self.queue_max = queue_max
-        self._granted = granted
         self._queue: dict[str, Demand] = {}
-        self._reserved: dict[str, dict[str, int]] = {}  # node -> session -> bytes
-        self._tokens: dict[str, int] = {}  # admitted session -> its demand
-        self._claims: dict[str, Callable[[NodeInfo], bool]] = {}  # session -> nodes it waits for a place on
         self._usual_s = 0.0
 
     @property
@@ -107,40 +99,10 @@ class Admission:
         """Demands that wait."""
         return len(self._queue)
 
-    @property
-    def active(self) -> int:
-        """Sessions that have been admitted and not released."""
-        return len(self._tokens)
-
-    def load(self) -> Counter[str]:
-        """Sessions reserved per node id."""
-        return Counter({node: len(sessions) for node, sessions in self._reserved.items()})
-
-    def tokens(self, session: str) -> int:
-        """What an admitted session has reserved for."""
-        return self._tokens[session]
-
-    def places(self, session: str) -> set[str]:
-        """The nodes on which a session has a place."""
-        return {node for node, sessions in self._reserved.items() if session in sessions}
-
-    def has_room(self, node: NodeInfo, session: str, tokens: int, *, count: int = 1) -> bool:
-        """Whether the node can hold `count` such sessions beside what is reserved; the place of `session` is free."""
-        reserved = self._reserved.get(node.node, {})
-        if not node.kv_cache or session in reserved:
-            return True
-        granted = self._granted(node.node)
-        sessions_max = node.kv_sessions_max if granted is None else min(granted, node.kv_sessions_max)
-        if len(reserved) + count > sessions_max:
-            return False
-        if not node.kv_bytes_max or (count == 1 and not reserved):
-            return True
-        bytes_max = node.kv_bytes_max * sessions_max // node.kv_sessions_max
-        return sum(reserved.values()) + count * _cost_bytes(node, tokens) <= bytes_max
-
     def demand(self, node: str) -> tuple[int, int]:
-        """Sessions that are on a node, and those that wait to begin, there or elsewhere."""
-        return len(self._reserved.get(node, ())), sum(len(demand.sessions) for demand in self._queue.values())
+        """Sessions that are on a node, and those that wait for a place, there or elsewhere."""
+        queued = sum(len(demand.sessions) for demand in self._queue.values())
+        return self.held(node), queued + len(self.claims)
 
     def enqueue(self, demand: Demand, nodes: Iterable[NodeInfo]) -> None:
         """Let a demand wait for its turn; call `admit` afterwards.
@@ -185,7 +147,7 @@ class Admission:
     def admit(self, nodes: Iterable[NodeInfo]) -> list[Admitted]:
         """Admit from the front of the queue as many as fit, and reserve their places."""
         known = list(nodes)
-        free = [node for node in known if not any(claims(node) for claims in self._claims.values())]
+        free = [node for node in known if not any(claim.covers(node) for claim in self.claims.values())]
         admitted: list[Admitted] = []
         for demand in sorted(self._queue.values(), key=_precedence):
             count = self._sessions_at_once(demand, known)
@@ -214,44 +176,15 @@ class Admission:
             return wanted
         granted = self._granted(node.node)
         sessions_max = node.kv_sessions_max if granted is None else min(max(1, granted), node.kv_sessions_max)
-        cost_bytes = _cost_bytes(node, tokens)
+        cost_bytes = cost_bytes_at(node, tokens)
         if not node.kv_bytes_max or not cost_bytes:
             return sessions_max
         return min(sessions_max, node.kv_bytes_max // cost_bytes)
 
-    @contextmanager
-    def claim(self, session: str, claims: Callable[[NodeInfo], bool]) -> Iterator[None]:
-        """While a session under way waits for a place on one of these nodes, nobody is admitted there before it.
-
-        Call `admit` once it has its place, or has given up.
-        """
-        self._claims[session] = claims
-        try:
-            yield
-        finally:
-            del self._claims[session]
-
-    def move(self, session: str, source: str | None, target: NodeInfo) -> None:
-        """Give up a session's place on one node, if one is left, and reserve one on another."""
-        tokens = self._tokens[session]
-        if source is not None:
-            self._unreserve(source, session)
-        self._reserved.setdefault(target.node, {})[session] = _cost_bytes(target, tokens)
-
-    def reroute(self, session: str, targets: Iterable[NodeInfo]) -> None:
-        """Give up all of a session's places and reserve one on each of these nodes."""
-        for node in list(self._reserved):
-            self._unreserve(node, session)
-        for target in targets:
-            self._reserved.setdefault(target.node, {})[session] = _cost_bytes(target, self._tokens[session])
-
     def release(self, session: str, *, lasted_s: float) -> None:
         """Free all places of a session that has ended; call `admit` afterwards."""
-        if self._tokens.pop(session, None) is None:
-            return
-        for node in list(self._reserved):
-            self._unreserve(node, session)
-        self._usual_s += (SMOOTHING if self._usual_s else 1.0) * (lasted_s - self._usual_s)
+        if self.free(session):
+            self._usual_s += (SMOOTHING if self._usual_s else 1.0) * (lasted_s - self._usual_s)
 
     def retry_after_s(self) -> int:
         """When a place in the queue should be free: usual duration times those waiting per active one."""
@@ -266,29 +199,8 @@ class Admission:
         known = {node.node: node for node in nodes}
         on_route = {hop.node: known[hop.node] for hop in route.hops}
         sessions = demand.sessions[:count]
-        for session in sessions:
-            self._tokens[session] = demand.tokens
-            for node in on_route.values():
-                self._reserved.setdefault(node.node, {})[session] = _cost_bytes(node, demand.tokens)
+        self.reserve(sessions, on_route.values(), demand.tokens)
         return Admitted(demand, sessions, route, on_route)
-
-    def _unreserve(self, node: str, session: str) -> None:
-        places = self._reserved.get(node, {})
-        places.pop(session, None)
-        if not places:
-            self._reserved.pop(node, None)
-
-
-def _allocated_bytes(node: NodeInfo, tokens: int) -> int:
-    if not node.kv_cache:
-        return 0
-    return max(KV_POSITIONS_MIN, math.ceil(tokens * KV_GROWTH)) * node.kv_bytes_per_token
-
-
-def _cost_bytes(node: NodeInfo, tokens: int) -> int:
-    """What a session reserves at a node: no more than the node has."""
-    cost_bytes = _allocated_bytes(node, tokens)
-    return min(cost_bytes, node.kv_bytes_max) if node.kv_bytes_max else cost_bytes
 
 
 def _fits_empty(node: NodeInfo, tokens: int) -> bool:

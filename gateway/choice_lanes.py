@@ -9,7 +9,7 @@ from gateway.generation_request import Token
 
 LANE_TOKENS_MAX = 16
 """How far a choice may run ahead of the reader: enough that a slow reader delays none, few enough to waste little
-when the reader needs no more."""
+when the reader needs no more. Behind a choice that has made nothing yet only the answer's length bounds it."""
 
 
 class ChoiceLanes:
@@ -34,8 +34,12 @@ class ChoiceLanes:
         return not any(self._lanes)
 
     def has_room(self, choice: int) -> bool:
-        """Whether a token of this choice need not wait."""
-        return len(self._lanes[choice]) < LANE_TOKENS_MAX
+        """Whether a token of this choice need not wait.
+
+        None waits for a choice before it that has made nothing yet: that one may wait for this one's place on a node.
+        """
+        is_held_back = choice > self._begun and not self._lanes[self._begun]
+        return is_held_back or len(self._lanes[choice]) < LANE_TOKENS_MAX
 
     async def put(self, token: Token) -> None:
         """Hand a token over; waits while the reader is far behind."""
@@ -61,6 +65,7 @@ class ChoiceLanes:
         """Give out nothing more of this choice."""
         self._closed.add(choice)
         self._lanes[choice].clear()
+        self._skip_closed()
         self.wake()
 
     async def change(self) -> None:

@@ -105,4 +105,5 @@ def _follow(leader: Generation, session_id: str) -> bool:
     if len(nodes) < len(hops) or not all(admission.has_room(node, session_id, tokens) for node in nodes):
         return False
     admission.reroute(session_id, nodes)
+    leader.mesh.announce()  # others may have the places that it has left
     return True

@@ -11,7 +11,7 @@ class GenerationSettings:
 
     Args:
         prefill_chunk_tokens: The most positions that enter a hop with one step.
-        failover_timeout_s: How long a hop may be without any node before its generation ends.
+        failover_timeout_s: How long a hop may be without any node, however free, before its generation ends.
         route_wait_s: How long a new request waits for a route that is not complete.
         queue_max: How many generations wait for a place; more are refused.
         queue_timeout_s: How long one waits for a place.

@@ -141,6 +141,7 @@ class KnownNode:
         return changes
 
     def _measure_anew(self) -> None:
+        """Of another range nothing counts here; what it showed of an average layer `gateway.fleet.members` keeps."""
         self.pace = Pace()
         self.observed.clear()
         self.alone = AloneSteps()

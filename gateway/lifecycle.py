@@ -56,6 +56,7 @@ class Lifecycle:
             self.clock.monotonic(),
         )
         self.running[session.id] = generation
+        self.admission.begin(session.id)
         self.totals.outcomes["started"] += 1
         route = [f"{hop.node}[{hop.layers}]" for hop in session.hops]
         log.debug("generation.started", session=session.id, request_id=request_id, route=route)

@@ -5,14 +5,15 @@ answer or with an error for the client. The input enters the journal first; from
 hop from its journal" and "answer this step" are the same thing, so every failure has the same cure:
 
 1. `judge` (pure) says what a failure calls for: the same node, another one, no cache at all, or the end;
-2. `find_node` waits for a node to serve the hop: the same one, or a replica of its range;
+2. `settle` waits for a node to serve the hop: the same one, or a replica of its range;
 3. `replay` gives that node the whole journal under a higher epoch. The other hops are not touched. If
    the journal was dropped, the replay starts at the nearest earlier hop whose journal is whole, whose
    outputs become the missing journal again.
 
 A replay may fail like any step, at any of the hops it rebuilds; it then begins again after the same
 three steps. What bounds this: recoveries per hop and pass, refusals per hop and pass, and the time
-that a hop may be without a node.
+that a hop may be without a node. A hop whose place was given to another session (`gateway.giving_way`)
+is rebuilt in the same way when its turn comes, once `regain` has found it a place.
 
 Where no node can serve the hop any more, but others cover all layers between them, cut elsewhere, the session is led
 over those: `RouteLost` says so to `gateway.passes`, and `gateway.reroute` does it. A hop whose node is about to leave
@@ -27,7 +28,7 @@ import structlog
 
 from gateway.errors import GenerationFailed
 from gateway.journal import StepInput
-from gateway.placing import find_node, leave, move
+from gateway.placing import has_place, leave, settle
 from gateway.relay import Answered, Generation, HopFailed, Trouble, advance
 from gateway.session import HopState, Session
 from gateway.step_plan import ReplayNeeded
@@ -77,7 +78,8 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
     session = generation.session
     session.hops[index].journal.append(entering)
     failure: HopFailed | None = None
-    if not (generation.mesh.is_leaving(session.hops[index].node) and leave(generation, index)):
+    is_leaving = generation.mesh.is_leaving(session.hops[index].node)
+    if has_place(generation, index) and not (is_leaving and leave(generation, index)):
         try:
             return await advance(generation, index, entering, session.output_len(index, entering.new_len))
         except ReplayNeeded:
@@ -88,6 +90,7 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
     while True:
         if failure is not None:
             await relocate(generation, failure)
+        await regain(generation, index)
         try:
             answered = await replay(generation, index)
         except ReplayNeeded:
@@ -191,10 +194,22 @@ async def relocate(generation: Generation, failure: HopFailed) -> None:
         return
     if trouble.recoveries > 1:
         await generation.clock.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** (trouble.recoveries - 2)))
-    node = await find_node(generation, index, avoid=action == "elsewhere")
-    move(generation, index, node)
-    if trouble.waited_s:
-        generation.mesh.announce()  # others may be admitted again
+    await settle(generation, index, avoid=action == "elsewhere")
+
+
+async def regain(generation: Generation, index: int) -> None:
+    """Find places for the hops of a replay that have given theirs to others while the session waited.
+
+    Raises:
+        RouteLost: As `settle`.
+        GenerationFailed: As `settle`.
+    """
+    while True:
+        replayed = range(generation.session.source_of(index), index + 1)
+        given = next((i for i in replayed if not has_place(generation, i)), None)
+        if given is None:
+            return
+        await settle(generation, given)
 
 
 def judge(error: MeshError, trouble: Trouble) -> Action:

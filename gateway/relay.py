@@ -28,13 +28,15 @@ class Trouble:
         recoveries: Times it was rebuilt or moved.
         refusals: Times a node answered with an error.
         stalls: Deadlines missed.
-        waited_s: Seconds spent without any node for it.
+        waited_s: Seconds spent waiting for a place on a node for it.
+        without_node_s: Of these, seconds in which no node could have served it, however free.
     """
 
     recoveries: int = 0
     refusals: int = 0
     stalls: int = 0
     waited_s: float = 0.0
+    without_node_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

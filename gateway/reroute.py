@@ -8,6 +8,8 @@ did, as a replica must.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import structlog
 
 from gateway.registry import NoRoute, find_route
@@ -29,14 +31,19 @@ class RouteLost(Exception):
         self.index = index
 
 
-def other_route(generation: Generation) -> list[NodeInfo] | None:
-    """The nodes of the best route that can take the session over, in order; None when there is none."""
+def other_route(generation: Generation, *, without: Collection[str] = ()) -> list[NodeInfo] | None:
+    """The nodes of the best route that can take the session over, in order; None when there is none.
+
+    Args:
+        generation: Whose.
+        without: Sessions whose places count as free.
+    """
     session, admission = generation.session, generation.admission
     tokens = admission.tokens(session.id)
     able = {
         node.node: node
         for node in generation.mesh.nodes()
-        if _rounds_alike(node, session.hops) and admission.has_room(node, session.id, tokens)
+        if _rounds_alike(node, session.hops) and admission.has_room(node, session.id, tokens, without=without)
     }
     route = find_route(
         able.values(),
@@ -73,6 +80,7 @@ def reroute(generation: Generation, index: int) -> None:
     session.recut(nodes, generation.journal)
     generation.trouble = {}
     generation.figures.reroutes += 1
+    generation.mesh.announce()  # others may have the places that it has left, and be admitted again
 
 
 def _rounds_alike(node: NodeInfo, hops: list[HopState]) -> bool:

@@ -70,6 +70,7 @@ def test_everything_that_can_happen_happens() -> None:
         "budget_exceeded",
         "evicted for room",
         "joined late",
+        "places given",
         "end left",
         "end cut off",
         "planned",

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission import KV_POSITIONS_MIN, RETRY_AFTER_S_MAX, Admission, Demand
+from gateway.admission import RETRY_AFTER_S_MAX, Admission, Demand
 from gateway.errors import AdmissionRefused
+from gateway.places import KV_POSITIONS_MIN, Claim
 from shared.layers import LayerRange
 from shared.messages import NodeInfo
 
@@ -270,10 +271,19 @@ def test_an_empty_grant_refuses_nobody_for_good() -> None:
 def test_nobody_is_admitted_where_a_session_under_way_waits_for_a_place() -> None:
     """It comes before all that have not begun; nodes that are of no use to it are free for them."""
     admission, full, other = create_admission(), node("a", kv_sessions_max=1), node("b", kv_sessions_max=1)
-    with admission.claim("under way", lambda node: node.node == "a"):
+    with admission.claim("under way", Claim(lambda node: node.node == "a")):
         admission.enqueue(demand("s1"), [full])
         assert admitted(admission, full) == []
         assert admitted(admission, full, other) == ["s1"]
         admission.enqueue(demand("s2"), [full])
         assert admitted(admission, full, other) == []
     assert admitted(admission, full, other) == ["s2"]
+
+
+def test_a_session_under_way_that_waits_for_a_place_is_among_those_that_nodes_hear_of() -> None:
+    """Else a node whose only place is granted to another gateway would never grant it to this one."""
+    admission = create_admission()
+    admission.enqueue(demand("s1"), [node()])
+    assert admission.demand("a") == (0, 1)
+    with admission.claim("under way", Claim(lambda node: node.node == "a")):
+        assert admission.demand("a") == (0, 2)

@@ -71,6 +71,19 @@ async def test_a_choice_waits_for_those_before_it_to_begin() -> None:
     assert [token.choice for token in take_all(lanes)] == [0, 1, 2, 2]
 
 
+async def test_a_choice_does_not_wait_for_one_before_it_that_has_made_nothing() -> None:
+    """That one may wait for the end of this one; once it has made something, only the reader is waited for."""
+    lanes = ChoiceLanes(COUNT)
+    await put(lanes, *(Token(number, 1) for number in range(2 * LANE_TOKENS_MAX)))
+    await put(lanes, Token(0, 0))
+    assert not lanes.has_room(1)
+    assert lanes.has_room(0)
+    lanes.take()
+    lanes.close(1)
+    await put(lanes, *(Token(number, 2) for number in range(LANE_TOKENS_MAX)))
+    assert not lanes.has_room(2)
+
+
 async def test_lanes_are_read_in_turn() -> None:
     """None is starved by one that is always full."""
     lanes = ChoiceLanes(2)

@@ -355,6 +355,7 @@ async def test_what_steps_show_goes_before_what_was_measured() -> None:
         node.restart()
         await fleet.mesh.until(lambda: len(node.loads) == 2)
         await fleet.until_ready()
+        assert fleet.mesh.mesh.links[0].alone.compute_s is None, "its steps are measured anew, what they showed is kept"
         kept = fleet.mesh.view.snapshot()["plan"]
         assert kept["predicted_tokens_per_s"] == learned["predicted_tokens_per_s"]
 
