@@ -115,7 +115,8 @@ async def _wait(generation: Generation, index: int, *, avoid: bool) -> _Target:
             changed = mesh.changed
             if target := _target(generation, index, avoid=avoid):
                 return target
-            full = _target(generation, index, avoid=avoid, without=admission.sessions)
+            others = frozenset(admission.sessions) - {session.id}
+            full = _target(generation, index, avoid=avoid, without=others)
             claim.route = frozenset(node.node for node in full.nodes) if full and full.is_route else frozenset()
             if full and (target := _taken(generation, index, claim, avoid=avoid)):
                 return target

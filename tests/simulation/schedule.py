@@ -171,7 +171,7 @@ def draw_schedule(seed: int) -> Schedule:
         node_options=_node_options(rng, cuts),
         joins_at_s=tuple(rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 4)]) for _ in cuts),
         settings=_settings(rng, is_harsh=is_harsh),
-        calls=tuple(_call(rng) for _ in range(rng.randint(1, REQUESTS_MAX))),
+        calls=tuple(draw_call(rng) for _ in range(rng.randint(1, REQUESTS_MAX))),
         fates=tuple(fate for node in range(len(cuts)) for fate in _fates(rng, node, rate)),
         events=_events(rng, cuts, is_harsh=is_harsh),
     )
@@ -214,7 +214,8 @@ def _settings(rng: Random, *, is_harsh: bool) -> dict[str, Any]:
     return settings
 
 
-def _call(rng: Random) -> Call:
+def draw_call(rng: Random) -> Call:
+    """One request."""
     at_s = rng.uniform(0, 3)
     prompt_ids = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 14)))
     leave_at_s = rng.choice([None, None, None, None, at_s + rng.uniform(0, 5)])

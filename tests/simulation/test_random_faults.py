@@ -15,15 +15,17 @@ from random import Random
 import pytest
 import structlog
 
+from tests.simulation.crowd import draw_crowd
 from tests.simulation.mutations import MUTATIONS, broken
 from tests.simulation.node import name_of
-from tests.simulation.play import Failure, play_seeds
+from tests.simulation.play import Failure, play_all, play_seeds
 from tests.simulation.schedule import EVENTS, FATES, draw_schedule
 from tests.simulation.shrink import shrink
 from tests.simulation.world import FAILURES, summary
 
 SCHEDULES = 2_000
 BATCH = 200
+CROWDS = 50
 MUTATION_SEEDS_MAX = 200
 """A broken rule that so many schedules do not notice would not be noticed at all."""
 REPLAYED_SHARE_MIN = 0.4
@@ -89,6 +91,14 @@ def test_a_broken_rule_is_found(rule: str) -> None:
     with broken(rule):
         results = play_seeds(range(MUTATION_SEEDS_MAX))
         assert any(isinstance(result, Failure) for result in results), f"nobody notices that {rule}"
+
+
+def test_sessions_in_a_crowd_do_not_wait_for_each_other() -> None:
+    """Each is where others have to go; nobody is lost for it, as one in ten of these schedules were."""
+    results = list(play_all(map(draw_crowd, range(CROWDS))))
+    failures = [result for result in results if isinstance(result, Failure)]
+    assert not failures, "; ".join(f"draw_crowd({failure.schedule.seed}): {failure.reason}" for failure in failures)
+    assert summary([result for result in results if isinstance(result, Counter)])["places given"] > CROWDS / 10
 
 
 def test_a_seed_is_its_schedule() -> None:
