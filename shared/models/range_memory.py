@@ -12,8 +12,8 @@ from typing import Final
 from shared.layers import LayerRange
 from shared.models.facts import ModelFacts, SlotFacts
 
-RUNTIME_BYTES: Final = 430 * 1024 * 1024
-"""What a node's process takes besides the sums below: Python, torch, LLVM, and what their libraries keep. Measured on a
+RUNTIME_BYTES: Final = 400 * 1024 * 1024
+"""What a node's process takes besides the sums below: Python, torch, and what their libraries keep. Measured on a
 CPU (benchmarks/results/memory.json); on a card its context takes about as much."""
 GROWTH: Final = 1.5
 """A slot that grows takes room for half as many positions again (`shard.kv_layers`)."""
