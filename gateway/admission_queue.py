@@ -89,6 +89,7 @@ class AdmissionQueue:
             missing = self.missing_route(demand.needs)
             if missing is None:
                 missing_since = None
+                route_wait_s = max(route_wait_s, self.settings.failover_timeout_s)  # what was there may come back
                 left_s = started_at + queue_timeout_s - now
             else:
                 missing_since = now if missing_since is None else missing_since
@@ -101,7 +102,7 @@ class AdmissionQueue:
         """How long to wait for a place, and for a route.
 
         A request that has begun waits for its own sessions to end, which takes as long as they take, and for a node
-        as long as a hop would.
+        as long as a hop would. So does, for a node, one that waited already when the route was lost.
         """
         if demand.resumes:
             return math.inf, self.settings.failover_timeout_s

@@ -202,14 +202,14 @@ _LIMITS = (
     option(
         "--route-wait-seconds",
         "ROUTE_WAIT_SECONDS",
-        "How long a call waits for missing layers to appear before it is refused with 503.",
+        "How long a call that finds layers missing waits for them before it is refused with 503.",
         default=_GENERATION.route_wait_s,
         type=click.FloatRange(min=0),
     ),
     option(
         "--failover-timeout-seconds",
         "FAILOVER_TIMEOUT_SECONDS",
-        "How long an answer waits for a lost node, or another with its layers, before it ends with an error.",
+        "How long an answer, or a call in the queue, waits for a lost node or another with its layers before it fails.",
         default=_GENERATION.failover_timeout_s,
         type=click.FloatRange(min=0),
     ),

@@ -271,8 +271,9 @@ async def test_a_route_that_becomes_complete_in_time_serves() -> None:
 
 
 async def test_who_waits_in_the_queue_when_the_route_is_lost_is_told() -> None:
-    """The wait for a place turns into a wait for a route, with its own limit."""
-    async with scripted_mesh(["0:6"], node_options={0: {"sessions_max": 1}}, route_wait_s=4.0) as mesh:
+    """The wait for a place turns into a wait for a node, which may take as long as a stream's under way."""
+    options = {"route_wait_s": 4.0, "failover_timeout_s": 25.0}
+    async with scripted_mesh(["0:6"], node_options={0: {"sessions_max": 1}}, **options) as mesh:
         generation, _ = await enter(mesh)
         waiting = asyncio.create_task(mesh.generate(1))
         await mesh.drive(mesh.clock.sleep(10))
@@ -280,8 +281,20 @@ async def test_who_waits_in_the_queue_when_the_route_is_lost_is_told() -> None:
         lost_at_s = mesh.clock.monotonic()
         with pytest.raises(NotReady):
             await mesh.drive(waiting)
-        assert mesh.clock.monotonic() - lost_at_s == pytest.approx(4.0)
+        assert mesh.clock.monotonic() - lost_at_s == pytest.approx(25.0)
         await leave(generation)
+
+
+async def test_who_waits_in_the_queue_is_served_by_a_node_that_comes_back() -> None:
+    """Later than a new request would wait for a route that is not complete."""
+    async with scripted_mesh(["0:6"], node_options={0: {"sessions_max": 1}}, route_wait_s=4.0) as mesh:
+        generation, _ = await enter(mesh)
+        waiting = asyncio.create_task(mesh.generate(1))
+        await mesh.drive(mesh.clock.sleep(10))
+        mesh.nodes[0].stop()
+        mesh.nodes[0]._start(mesh.nodes[0]._come_back(12.0))
+        await leave(generation)
+        assert await mesh.drive(waiting) == expected(1)
 
 
 async def test_queue_time_is_told_apart() -> None:
