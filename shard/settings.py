@@ -113,7 +113,7 @@ class NodeSettings:
             SettingError: Listening beyond loopback for everyone; a flag without the one that it needs.
         """
         if self.layers is None and not self.joins:
-            raise SettingError("--layers", "is missing: give the range, or --join to be given one by a gateway")
+            raise SettingError("--layers", "give the range, or --join to be given one by a gateway")
         if self.layers is not None and self.model is None:
             raise SettingError("--model", f"is missing: of which model shall layers {self.layers} be?")
         if self.layers is not None and self.memory_bytes is not None:

@@ -58,7 +58,7 @@ def run_drain(node: str, gateway: GatewayAccess) -> None:
     Raises:
         click.ClickException: The gateway cannot be reached or refuses; says why.
     """
-    click.echo(f"draining {node}: others take its place, and its sessions move to them")
+    click.echo(f"asking {gateway.url} to drain {node}: others take its place, and its sessions move to them")
     drained = _call("POST", gateway, f"/mesh/nodes/{quote(node, safe='')}/drain", DRAIN_S_MAX)
     left = drained["sessions_left"]
     moved = "all its sessions have moved" if not left else f"{left} of its sessions had not moved and are rebuilt"

@@ -135,7 +135,7 @@ def test_joining_goes_with_fixed_layers_and_with_listening() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "m"], "--layers: is missing: give the range, or --join"),
+        (["--model", "m"], "--layers: give the range, or --join"),
         (["--layers", "0:2"], "--model: is missing: of which model"),
         ([*FIXED, "--memory", "4G"], "--memory: is for a node that is given its layers"),
         (["--join", "ws://a/mesh", "--listen", "0.0.0.0:9001"], "--listen: 0.0.0.0:9001 is beyond"),
