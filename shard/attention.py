@@ -60,8 +60,23 @@ def grouped_attention(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
     rows = query.reshape(batch, groups, heads // groups, head_dim)  # [B, G, H/G, D]
-    output = scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask, scale=scaling)
+    output = attend_as_rows(rows, key, value, attention_mask, scaling)
     return output.reshape(batch, new_len, heads, value.shape[-1]), None
+
+
+def attend_as_rows(
+    rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    """Attention of one new position, whose query heads are rows of their group: ``[B, G, H/G, D]`` to the same.
+
+    Args:
+        rows: The query heads.
+        key: ``[B, G, T, D]``.
+        value: ``[B, G, T, D]``.
+        mask: One that all heads share, ``[B, 1, 1, T]``.
+        scaling: Of scores.
+    """
+    return scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
 
 
 def _is_one_row_on_cpu(query: torch.Tensor, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> bool:

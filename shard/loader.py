@@ -20,6 +20,7 @@ from shard.dequantize import read_weight
 from shard.device import choose_device, choose_dtype
 from shard.head import watch_head
 from shard.layer_flow import LayerFlow, follow_layers
+from shard.layer_takeover import take_over_layers
 from shard.linear.choice import choose_kernels
 from shard.linear.packing import (
     Packing,
@@ -198,6 +199,7 @@ def load_stage(
     state = PassState(plan.flow.tuple_len)
     with WeightReader(model_dir, plan.stored, progress) as reader, _quiet_transformers():
         model, saved_bytes = _load_model(plan, packing, state, reader, device=where.device, dtype=kind.dtype)
+    row_layers = take_over_layers(model, plan.outline, layers, kind.dtype)
     watch_layers(model, plan.outline, layers, state)
     if plan.outline.is_last(layers):
         watch_head(model, plan.outline, state)
@@ -224,6 +226,7 @@ def load_stage(
         quantize=quantize,
         kernel=choice.name,
         kernel_reason=choice.reason,
+        row_layers=row_layers,
         weight_bytes=weight_bytes,
     )
     return stage

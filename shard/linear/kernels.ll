@@ -781,3 +781,274 @@ define internal void @unpack_steps(<16 x i16> %shifted, <16 x float> %scale, <16
   store <16 x float> %value, ptr %to, align 4
   ret void
 }
+
+; ------------------------------------------------------------------------------------------- between matrices, bfloat16
+
+; What a decoder layer does to a row beside its matrices (`shard.fast_layer`). Each step rounds where torch's operators
+; round, and sums go in the order of torch's `mean`, so that results are theirs to the bit.
+
+declare float @llvm.sqrt.f32(float)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
+
+define internal float @rounded(float %value) alwaysinline {
+  %short = call i16 @to_bf16(float %value)
+  %wide = zext i16 %short to i32
+  %bits = shl i32 %wide, 16
+  %result = bitcast i32 %bits to float
+  ret float %result
+}
+
+define internal void @write_bf16(ptr %to, i64 %i, float %value) alwaysinline {
+  %short = call i16 @to_bf16(float %value)
+  %at = getelementptr i16, ptr %to, i64 %i
+  store i16 %short, ptr %at, align 2
+  ret void
+}
+
+define internal void @add_squares(ptr noalias %sums, ptr noalias %values, i64 %count) {
+entry:
+  %some = icmp ne i64 %count, 0
+  br i1 %some, label %each, label %end
+each:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %each ]
+  %at = getelementptr float, ptr %values, i64 %i
+  %value = load float, ptr %at, align 4
+  %square = fmul float %value, %value
+  %sum.at = getelementptr float, ptr %sums, i64 %i
+  %sum = load float, ptr %sum.at, align 4
+  %more = fadd float %sum, %square
+  store float %more, ptr %sum.at, align 4
+  %i.next = add nuw i64 %i, 1
+  %done = icmp eq i64 %i.next, %count
+  br i1 %done, label %end, label %each
+end:
+  ret void
+}
+
+; Adds sums to others and leaves zeros.
+define internal void @move_sums(ptr noalias %from, ptr noalias %to, i64 %count) {
+entry:
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %each ]
+  %from.at = getelementptr float, ptr %from, i64 %i
+  %to.at = getelementptr float, ptr %to, i64 %i
+  %one = load float, ptr %from.at, align 4
+  %other = load float, ptr %to.at, align 4
+  %sum = fadd float %other, %one
+  store float %sum, ptr %to.at, align 4
+  store float 0.0, ptr %from.at, align 4
+  %i.next = add nuw i64 %i, 1
+  %done = icmp eq i64 %i.next, %count
+  br i1 %done, label %end, label %each
+end:
+  ret void
+}
+
+; As torch sums a row (`cascade_sum`): four vectors side by side, and every 16, 256 and 4096 of them to the next level.
+define internal float @sum_squares(ptr noalias %values, i64 %count, i64 %lanes) {
+entry:
+  %level0 = alloca [256 x float], align 64
+  call void @llvm.memset.p0.i64(ptr %level0, i8 0, i64 1024, i1 false)
+  %level1 = getelementptr float, ptr %level0, i64 64
+  %level2 = getelementptr float, ptr %level0, i64 128
+  %level3 = getelementptr float, ptr %level0, i64 192
+  %width = shl i64 %lanes, 2
+  %blocks = udiv i64 %count, %width
+  %vectors = udiv i64 %count, %lanes
+  br label %block
+block:
+  %b = phi i64 [ 0, %entry ], [ %b.next, %block.next ]
+  %b.more = icmp ult i64 %b, %blocks
+  br i1 %b.more, label %block.body, label %blocks.done
+block.body:
+  %b.offset = mul i64 %b, %width
+  %b.at = getelementptr float, ptr %values, i64 %b.offset
+  call void @add_squares(ptr %level0, ptr %b.at, i64 %width)
+  %b.next = add nuw i64 %b, 1
+  %b.low = and i64 %b.next, 15
+  %first = icmp eq i64 %b.low, 0
+  br i1 %first, label %to1, label %block.next
+to1:
+  call void @move_sums(ptr %level0, ptr %level1, i64 %width)
+  %b.middle = and i64 %b.next, 255
+  %second = icmp eq i64 %b.middle, 0
+  br i1 %second, label %to2, label %block.next
+to2:
+  call void @move_sums(ptr %level1, ptr %level2, i64 %width)
+  %b.high = and i64 %b.next, 4095
+  %third = icmp eq i64 %b.high, 0
+  br i1 %third, label %to3, label %block.next
+to3:
+  call void @move_sums(ptr %level2, ptr %level3, i64 %width)
+  br label %block.next
+block.next:
+  br label %block
+blocks.done:
+  call void @move_sums(ptr %level1, ptr %level0, i64 %width)
+  call void @move_sums(ptr %level2, ptr %level0, i64 %width)
+  call void @move_sums(ptr %level3, ptr %level0, i64 %width)
+  %vector.first = shl i64 %blocks, 2
+  br label %vector
+vector:
+  %v = phi i64 [ %vector.first, %blocks.done ], [ %v.next, %vector.body ]
+  %v.more = icmp ult i64 %v, %vectors
+  br i1 %v.more, label %vector.body, label %side
+vector.body:
+  %v.offset = mul i64 %v, %lanes
+  %v.at = getelementptr float, ptr %values, i64 %v.offset
+  call void @add_squares(ptr %level0, ptr %v.at, i64 %lanes)
+  %v.next = add nuw i64 %v, 1
+  br label %vector
+side:
+  %s = phi i64 [ %lanes, %vector ], [ %s.next, %side ]
+  %s.at = getelementptr float, ptr %level0, i64 %s
+  call void @move_sums(ptr %s.at, ptr %level0, i64 %lanes)
+  %s.next = add nuw i64 %s, %lanes
+  %s.done = icmp eq i64 %s.next, %width
+  br i1 %s.done, label %rest.begin, label %side
+rest.begin:
+  %rest.first = mul i64 %vectors, %lanes
+  br label %rest
+rest:
+  %r = phi i64 [ %rest.first, %rest.begin ], [ %r.next, %rest.body ]
+  %rest.sum = phi float [ 0.0, %rest.begin ], [ %rest.sum.next, %rest.body ]
+  %r.more = icmp ult i64 %r, %count
+  br i1 %r.more, label %rest.body, label %lane
+rest.body:
+  %r.at = getelementptr float, ptr %values, i64 %r
+  %r.value = load float, ptr %r.at, align 4
+  %r.square = fmul float %r.value, %r.value
+  %rest.sum.next = fadd float %rest.sum, %r.square
+  %r.next = add nuw i64 %r, 1
+  br label %rest
+lane:
+  %l = phi i64 [ 0, %rest ], [ %l.next, %lane ]
+  %sum = phi float [ %rest.sum, %rest ], [ %sum.next, %lane ]
+  %l.at = getelementptr float, ptr %level0, i64 %l
+  %l.value = load float, ptr %l.at, align 4
+  %sum.next = fadd float %sum, %l.value
+  %l.next = add nuw i64 %l, 1
+  %l.done = icmp eq i64 %l.next, %lanes
+  br i1 %l.done, label %end, label %lane
+end:
+  ret float %sum.next
+}
+
+; Outputs may be the inputs. Scratch: float32 [size]. Lanes: float32 in the vectors that torch sums with, 8 or 16.
+define void @norm_bf16(ptr %inputs, ptr noalias %weight, ptr noalias %scratch, ptr %outputs, i64 %rows, i64 %size, float %epsilon, i64 %lanes) {
+entry:
+  %size.float = uitofp i64 %size to float
+  br label %row
+row:
+  %r = phi i64 [ 0, %entry ], [ %r.next, %row.next ]
+  %offset = mul i64 %r, %size
+  %from = getelementptr i16, ptr %inputs, i64 %offset
+  %to = getelementptr i16, ptr %outputs, i64 %offset
+  call void @widen(ptr %from, ptr %scratch, i64 %size)
+  %sum = call float @sum_squares(ptr %scratch, i64 %size, i64 %lanes)
+  %mean = fdiv float %sum, %size.float
+  %above = fadd float %mean, %epsilon
+  %root = call float @llvm.sqrt.f32(float %above)
+  %factor = fdiv float 1.0, %root
+  br label %each
+each:
+  %i = phi i64 [ 0, %row ], [ %i.next, %each ]
+  %at = getelementptr float, ptr %scratch, i64 %i
+  %value = load float, ptr %at, align 4
+  %scaled = fmul float %value, %factor
+  %short = call float @rounded(float %scaled)
+  %w = call float @read_bf16(ptr %weight, i64 %i)
+  %weighted = fmul float %w, %short
+  call void @write_bf16(ptr %to, i64 %i, float %weighted)
+  %i.next = add nuw i64 %i, 1
+  %i.done = icmp eq i64 %i.next, %size
+  br i1 %i.done, label %row.next, label %each
+row.next:
+  %r.next = add nuw i64 %r, 1
+  %r.done = icmp eq i64 %r.next, %rows
+  br i1 %r.done, label %end, label %row
+end:
+  ret void
+}
+
+; Each head's first half and second half are the two parts of numbers that are turned.
+define void @rotate_bf16(ptr noalias %states, ptr noalias %cos, ptr noalias %sin, i64 %heads, i64 %half) {
+entry:
+  %size = shl i64 %half, 1
+  br label %head
+head:
+  %h = phi i64 [ 0, %entry ], [ %h.next, %head.next ]
+  %offset = mul i64 %h, %size
+  %first = getelementptr i16, ptr %states, i64 %offset
+  %second = getelementptr i16, ptr %first, i64 %half
+  %cos.second = getelementptr i16, ptr %cos, i64 %half
+  %sin.second = getelementptr i16, ptr %sin, i64 %half
+  br label %each
+each:
+  %i = phi i64 [ 0, %head ], [ %i.next, %each ]
+  %a = call float @read_bf16(ptr %first, i64 %i)
+  %b = call float @read_bf16(ptr %second, i64 %i)
+  %b.turned = fneg float %b
+  %cos.a = call float @read_bf16(ptr %cos, i64 %i)
+  %sin.a = call float @read_bf16(ptr %sin, i64 %i)
+  %cos.b = call float @read_bf16(ptr %cos.second, i64 %i)
+  %sin.b = call float @read_bf16(ptr %sin.second, i64 %i)
+  %a.cos = fmul float %a, %cos.a
+  %a.sin = fmul float %b.turned, %sin.a
+  %b.cos = fmul float %b, %cos.b
+  %b.sin = fmul float %a, %sin.b
+  %a.one = call float @rounded(float %a.cos)
+  %a.other = call float @rounded(float %a.sin)
+  %b.one = call float @rounded(float %b.cos)
+  %b.other = call float @rounded(float %b.sin)
+  %a.sum = fadd float %a.one, %a.other
+  %b.sum = fadd float %b.one, %b.other
+  call void @write_bf16(ptr %first, i64 %i, float %a.sum)
+  call void @write_bf16(ptr %second, i64 %i, float %b.sum)
+  %i.next = add nuw i64 %i, 1
+  %i.done = icmp eq i64 %i.next, %half
+  br i1 %i.done, label %head.next, label %each
+head.next:
+  %h.next = add nuw i64 %h, 1
+  %h.done = icmp eq i64 %h.next, %heads
+  br i1 %h.done, label %end, label %head
+end:
+  ret void
+}
+
+; The table has an activation function's value for each of the 65,536 that bfloat16 can have.
+define void @gate_bf16(ptr noalias %gates, ptr noalias %table, ptr noalias %values, i64 %count) {
+entry:
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %each ]
+  %gate.at = getelementptr i16, ptr %gates, i64 %i
+  %gate = load i16, ptr %gate.at, align 2
+  %index = zext i16 %gate to i64
+  %active = call float @read_bf16(ptr %table, i64 %index)
+  %value = call float @read_bf16(ptr %values, i64 %i)
+  %product = fmul float %active, %value
+  call void @write_bf16(ptr %values, i64 %i, float %product)
+  %i.next = add nuw i64 %i, 1
+  %done = icmp eq i64 %i.next, %count
+  br i1 %done, label %end, label %each
+end:
+  ret void
+}
+
+define void @add_bf16(ptr noalias %to, ptr noalias %other, i64 %count) {
+entry:
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %each ]
+  %a = call float @read_bf16(ptr %to, i64 %i)
+  %b = call float @read_bf16(ptr %other, i64 %i)
+  %sum = fadd float %a, %b
+  call void @write_bf16(ptr %to, i64 %i, float %sum)
+  %i.next = add nuw i64 %i, 1
+  %done = icmp eq i64 %i.next, %count
+  br i1 %done, label %end, label %each
+end:
+  ret void
+}

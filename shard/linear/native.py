@@ -7,6 +7,7 @@ then. Calls release the interpreter's lock.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,10 +30,22 @@ Multiply = Callable[[int, int | None, int, int, int, int, int, int, int, bool, f
 bfloat16, else float32; levels of quantized inputs."""
 Unpack = Callable[[int, int, int, int, int], None]
 """Weight, scales, outputs: addresses; outs, ins."""
+Norm = Callable[[int, int, int, int, int, int, float, int], None]
+"""Inputs, weight, scratch, outputs: addresses; rows, size; epsilon; float32 in the vectors that torch sums with."""
+Rotate = Callable[[int, int, int, int, int], None]
+"""Heads, cosines, sines: addresses; number of heads, half their size. In place."""
+Gate = Callable[[int, int, int, int], None]
+"""Gates, the activation's table, values: addresses; how many. Values are replaced."""
+Add = Callable[[int, int, int], None]
+"""What is added to, what is added: addresses; how many."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _MULTIPLY = (*(_POINTER,) * 5, _SIZE, _SIZE, _SIZE, ctypes.c_int32, ctypes.c_bool, ctypes.c_float)
 _UNPACK = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
+_NORM = (*(_POINTER,) * 4, _SIZE, _SIZE, ctypes.c_float, _SIZE)
+_ROTATE = (*(_POINTER,) * 3, _SIZE, _SIZE)
+_GATE = (*(_POINTER,) * 3, _SIZE)
+_ADD = (_POINTER, _POINTER, _SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,10 @@ class NativeKernels:
     multiply_int8: Multiply
     multiply_int4: Multiply
     unpack_int4: Unpack
+    norm_bf16: Norm
+    rotate_bf16: Rotate
+    gate_bf16: Gate
+    add_bf16: Add
     _engine: Any
     """It owns the code."""
 
@@ -63,6 +80,25 @@ def native_absence() -> str | None:
     """Why there are no such kernels here; None if there are."""
     found = _compiled()
     return found if isinstance(found, str) else None
+
+
+class _Scratch(threading.local):
+    """Each thread's room for one row's scratch: it grows to the largest that was asked for."""
+
+    def __init__(self) -> None:
+        self.room = torch.empty(0)
+        self.floats, self.address = 0, 0
+
+
+_scratch = _Scratch()
+
+
+def scratch_address(floats: int) -> int:
+    """Where so many float32 may be written until this thread asks again."""
+    if floats > _scratch.floats:
+        _scratch.room = torch.empty(floats)
+        _scratch.floats, _scratch.address = floats, _scratch.room.data_ptr()
+    return _scratch.address
 
 
 @cache
@@ -101,8 +137,17 @@ def _compile(llvm: Any) -> NativeKernels:
     def function(name: str, arguments: tuple[Any, ...]) -> Any:
         return ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(name))
 
-    bf16, int8, int4 = (function(f"multiply_{kind}", _MULTIPLY) for kind in ("bf16", "int8", "int4"))
-    return NativeKernels(bf16, int8, int4, function("unpack_int4", _UNPACK), engine)
+    return NativeKernels(
+        multiply_bf16=function("multiply_bf16", _MULTIPLY),
+        multiply_int8=function("multiply_int8", _MULTIPLY),
+        multiply_int4=function("multiply_int4", _MULTIPLY),
+        unpack_int4=function("unpack_int4", _UNPACK),
+        norm_bf16=function("norm_bf16", _NORM),
+        rotate_bf16=function("rotate_bf16", _ROTATE),
+        gate_bf16=function("gate_bf16", _GATE),
+        add_bf16=function("add_bf16", _ADD),
+        _engine=engine,
+    )
 
 
 def _declares_openmp(line: str) -> bool:

@@ -13,22 +13,27 @@ time becomes float32, which stays in the caches, and torch multiplies it.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 
 from shard.linear.int4 import pack_groups
 from shard.linear.int8 import LEVELS, quantize_rows
-from shard.linear.native import Multiply, native_absence, native_kernels
+from shard.linear.native import Multiply, native_absence, native_kernels, scratch_address
 from shard.linear.packed import PackedLinear
 from shared.models.quantized import fits_int4, int4_bytes, int8_bytes
 
+WriteRow = Callable[[int, int], None]
+"""Inputs, outputs: addresses."""
 BLOCK_BYTES = 1 << 20
 """Of weights as float32 at once."""
 THREAD_WEIGHTS = 1 << 17
 """A thread for each so many weights: with fewer, threads take longer to begin than to multiply."""
 INPUT_LEVELS_MAX = 2**15 - 1
 SUM_MAX = 2**31 - 1
+KERNEL_TYPES = frozenset((torch.bfloat16, torch.float32))
+"""What kernels read and write."""
 STEP, STEP_PRODUCTS = 64, 2
 """The int8 kernel adds so many products of each 64 inputs to one sum (`kernels.ll`)."""
 
@@ -49,6 +54,7 @@ class RowKernel(PackedLinear):
         self._levels = input_levels(self.in_features)
         self._scratch_floats = self.in_features if self._scales is None else scratch_floats(self.in_features)
         self._threads_max = max(1, weight.numel() // THREAD_WEIGHTS)
+        self._write_row = self.row_writer()
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
@@ -78,6 +84,31 @@ class RowKernel(PackedLinear):
             self._write_block(0, block)
             return self._scale_outputs(block.t()).t().to(self._dtype).contiguous()
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `PackedLinear.forward`. One row, as decode steps bring it, costs little beside the kernel itself."""
+        if not self.takes_row(inputs):
+            return super().forward(inputs)
+        outputs = torch.empty((*inputs.shape[:-1], self.out_features), dtype=self._dtype)
+        self._write_row(inputs.data_ptr(), outputs.data_ptr())
+        return outputs if self.bias is None else outputs.add_(self.bias)
+
+    def takes_row(self, inputs: torch.Tensor) -> bool:
+        """Whether it is one row as the kernel reads it."""
+        is_row = inputs.numel() == self.in_features and inputs.dtype is self._dtype
+        return is_row and self._dtype in KERNEL_TYPES and inputs.is_contiguous()
+
+    def row_writer(self) -> WriteRow:
+        """What multiplies a row of the layer's own type, which is in `KERNEL_TYPES`, without the bias."""
+        run, (rows, scales), floats = self._run, self._addresses, self._scratch_floats
+        outs, ins, levels, is_bf16 = self.out_features, self.in_features, self._levels, self._dtype is torch.bfloat16
+        threads_max, num_threads = self._threads_max, torch.get_num_threads
+
+        def write_row(inputs: int, outputs: int) -> None:
+            threads = min(threads_max, num_threads())
+            run(rows, scales, inputs, scratch_address(floats), outputs, outs, ins, 1, threads, is_bf16, levels)
+
+        return write_row
+
     def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""
         num_rows = inputs.numel() // self.in_features
@@ -86,13 +117,12 @@ class RowKernel(PackedLinear):
         return outputs.to(self._dtype)
 
     def _multiply_few(self, inputs: torch.Tensor, num_rows: int) -> torch.Tensor:
-        is_bf16 = inputs.dtype is torch.bfloat16
-        held = (inputs if is_bf16 else inputs.float()).contiguous()
+        held = (inputs if inputs.dtype is torch.bfloat16 else inputs.float()).contiguous()
         outputs = held.new_empty((*inputs.shape[:-1], self.out_features))
         scratch = torch.empty(num_rows * self._scratch_floats)
         rows, scales = self._addresses
-        threads = min(self._threads_max, torch.get_num_threads())
         addresses = (rows, scales, held.data_ptr(), scratch.data_ptr(), outputs.data_ptr())
+        threads, is_bf16 = min(self._threads_max, torch.get_num_threads()), held.dtype is torch.bfloat16
         self._run(*addresses, self.out_features, self.in_features, num_rows, threads, is_bf16, self._levels)
         return outputs
 
