@@ -1052,3 +1052,131 @@ each:
 end:
   ret void
 }
+
+; ------------------------------------------------------------------------------------------------------ a decoder layer
+
+%Product = type { ptr, ptr, ptr, ptr, i64, i64, i32, float }  ; multiply, weight, scales, bias or null; outs, ins; most threads; levels
+%Norm = type { ptr, i64, float }  ; weight, or null where there is none; size, epsilon
+
+%Layer = type {
+  %Product,  ; 0 query
+  %Product,  ; 1 key
+  %Product,  ; 2 value
+  %Product,  ; 3 output
+  %Product,  ; 4 gate
+  %Product,  ; 5 up
+  %Product,  ; 6 down
+  %Norm,     ; 7 before attention
+  %Norm,     ; 8 before the MLP
+  %Norm,     ; 9 of each query head
+  %Norm,     ; 10 of each key head
+  ptr,       ; 11 table of the activation
+  ptr,       ; 12 room for a row of hidden states
+  ptr,       ; 13 for queries
+  ptr,       ; 14 for keys
+  ptr,       ; 15 for values
+  ptr,       ; 16 for gates
+  ptr,       ; 17 for what passes them
+  ptr,       ; 18 scratch of products and norms
+  i64,       ; 19 half a head's size
+  i64        ; 20 float32 in the vectors that torch sums with
+}
+
+define internal ptr @room(ptr %layer, i32 %field) alwaysinline {
+  %rooms = getelementptr %Layer, ptr %layer, i64 0, i32 11
+  %at = getelementptr ptr, ptr %rooms, i32 %field
+  %room = load ptr, ptr %at
+  ret ptr %room
+}
+
+define internal i64 @multiply_row(ptr %layer, ptr %product, ptr %inputs, ptr %outputs, i32 %threads) {
+entry:
+  %scratch = call ptr @room(ptr %layer, i32 7)
+  %p = load %Product, ptr %product
+  %multiply = extractvalue %Product %p, 0
+  %weight = extractvalue %Product %p, 1
+  %scales = extractvalue %Product %p, 2
+  %bias = extractvalue %Product %p, 3
+  %outs = extractvalue %Product %p, 4
+  %ins = extractvalue %Product %p, 5
+  %threads.max = extractvalue %Product %p, 6
+  %levels = extractvalue %Product %p, 7
+  %threads.few = icmp ult i32 %threads, %threads.max
+  %threads.used = select i1 %threads.few, i32 %threads, i32 %threads.max
+  call void %multiply(ptr %weight, ptr %scales, ptr %inputs, ptr %scratch, ptr %outputs, i64 %outs, i64 %ins, i64 1, i32 %threads.used, i1 zeroext true, float %levels)
+  %has_bias = icmp ne ptr %bias, null
+  br i1 %has_bias, label %add, label %end
+add:
+  call void @add_bf16(ptr %outputs, ptr %bias, i64 %outs)
+  br label %end
+end:
+  ret i64 %outs
+}
+
+define internal void @normalize(ptr %layer, ptr %norm, ptr %inputs, ptr %outputs, i64 %rows) {
+entry:
+  %n = load %Norm, ptr %norm
+  %weight = extractvalue %Norm %n, 0
+  %size = extractvalue %Norm %n, 1
+  %epsilon = extractvalue %Norm %n, 2
+  %exists = icmp ne ptr %weight, null
+  br i1 %exists, label %run, label %end
+run:
+  %scratch = call ptr @room(ptr %layer, i32 7)
+  %lanes.at = getelementptr %Layer, ptr %layer, i64 0, i32 20
+  %lanes = load i64, ptr %lanes.at
+  call void @norm_bf16(ptr %inputs, ptr %weight, ptr %scratch, ptr %outputs, i64 %rows, i64 %size, float %epsilon, i64 %lanes)
+  br label %end
+end:
+  ret void
+}
+
+; From hidden states to queries, keys and values, which stay in their rooms.
+define void @before_attention(ptr %layer, ptr %hidden, ptr %cos, ptr %sin, i32 %threads) {
+  %row = call ptr @room(ptr %layer, i32 1)
+  %queries = call ptr @room(ptr %layer, i32 2)
+  %keys = call ptr @room(ptr %layer, i32 3)
+  %values = call ptr @room(ptr %layer, i32 4)
+  %query = getelementptr %Layer, ptr %layer, i64 0, i32 0
+  %key = getelementptr %Layer, ptr %layer, i64 0, i32 1
+  %value = getelementptr %Layer, ptr %layer, i64 0, i32 2
+  %norm = getelementptr %Layer, ptr %layer, i64 0, i32 7
+  %norm.query = getelementptr %Layer, ptr %layer, i64 0, i32 9
+  %norm.key = getelementptr %Layer, ptr %layer, i64 0, i32 10
+  %half.at = getelementptr %Layer, ptr %layer, i64 0, i32 19
+  %half = load i64, ptr %half.at
+  %head = shl i64 %half, 1
+  call void @normalize(ptr %layer, ptr %norm, ptr %hidden, ptr %row, i64 1)
+  %query.outs = call i64 @multiply_row(ptr %layer, ptr %query, ptr %row, ptr %queries, i32 %threads)
+  %key.outs = call i64 @multiply_row(ptr %layer, ptr %key, ptr %row, ptr %keys, i32 %threads)
+  %value.outs = call i64 @multiply_row(ptr %layer, ptr %value, ptr %row, ptr %values, i32 %threads)
+  %query.heads = udiv i64 %query.outs, %head
+  %key.heads = udiv i64 %key.outs, %head
+  call void @normalize(ptr %layer, ptr %norm.query, ptr %queries, ptr %queries, i64 %query.heads)
+  call void @normalize(ptr %layer, ptr %norm.key, ptr %keys, ptr %keys, i64 %key.heads)
+  call void @rotate_bf16(ptr %queries, ptr %cos, ptr %sin, i64 %query.heads, i64 %half)
+  call void @rotate_bf16(ptr %keys, ptr %cos, ptr %sin, i64 %key.heads, i64 %half)
+  ret void
+}
+
+; From what attention gives to what the layer gives.
+define void @after_attention(ptr %layer, ptr %hidden, ptr %attended, ptr %outputs, i32 %threads) {
+  %table = call ptr @room(ptr %layer, i32 0)
+  %row = call ptr @room(ptr %layer, i32 1)
+  %gates = call ptr @room(ptr %layer, i32 5)
+  %values = call ptr @room(ptr %layer, i32 6)
+  %output = getelementptr %Layer, ptr %layer, i64 0, i32 3
+  %gate = getelementptr %Layer, ptr %layer, i64 0, i32 4
+  %up = getelementptr %Layer, ptr %layer, i64 0, i32 5
+  %down = getelementptr %Layer, ptr %layer, i64 0, i32 6
+  %norm = getelementptr %Layer, ptr %layer, i64 0, i32 8
+  %size = call i64 @multiply_row(ptr %layer, ptr %output, ptr %attended, ptr %outputs, i32 %threads)
+  call void @add_bf16(ptr %outputs, ptr %hidden, i64 %size)
+  call void @normalize(ptr %layer, ptr %norm, ptr %outputs, ptr %row, i64 1)
+  %gate.outs = call i64 @multiply_row(ptr %layer, ptr %gate, ptr %row, ptr %gates, i32 %threads)
+  %up.outs = call i64 @multiply_row(ptr %layer, ptr %up, ptr %row, ptr %values, i32 %threads)
+  call void @gate_bf16(ptr %gates, ptr %table, ptr %values, i64 %up.outs)
+  %down.outs = call i64 @multiply_row(ptr %layer, ptr %down, ptr %values, ptr %row, i32 %threads)
+  call void @add_bf16(ptr %outputs, ptr %row, i64 %size)
+  ret void
+}

@@ -30,7 +30,7 @@ Multiply = Callable[[int, int | None, int, int, int, int, int, int, int, bool, f
 bfloat16, else float32; levels of quantized inputs."""
 Unpack = Callable[[int, int, int, int, int], None]
 """Weight, scales, outputs: addresses; outs, ins."""
-Norm = Callable[[int, int, int, int, int, int, float, int], None]
+NormRows = Callable[[int, int, int, int, int, int, float, int], None]
 """Inputs, weight, scratch, outputs: addresses; rows, size; epsilon; float32 in the vectors that torch sums with."""
 Rotate = Callable[[int, int, int, int, int], None]
 """Heads, cosines, sines: addresses; number of heads, half their size. In place."""
@@ -38,6 +38,10 @@ Gate = Callable[[int, int, int, int], None]
 """Gates, the activation's table, values: addresses; how many. Values are replaced."""
 Add = Callable[[int, int, int], None]
 """What is added to, what is added: addresses; how many."""
+BeforeAttention = Callable[[int, int, int, int, int], None]
+"""`LayerParts`, hidden states, cosines, sines: addresses; threads. Gives queries, keys and values into their rooms."""
+AfterAttention = Callable[[int, int, int, int, int], None]
+"""`LayerParts`, hidden states, what attention gave, outputs: addresses; threads."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _MULTIPLY = (*(_POINTER,) * 5, _SIZE, _SIZE, _SIZE, ctypes.c_int32, ctypes.c_bool, ctypes.c_float)
@@ -46,6 +50,37 @@ _NORM = (*(_POINTER,) * 4, _SIZE, _SIZE, ctypes.c_float, _SIZE)
 _ROTATE = (*(_POINTER,) * 3, _SIZE, _SIZE)
 _GATE = (*(_POINTER,) * 3, _SIZE)
 _ADD = (_POINTER, _POINTER, _SIZE)
+_LAYER = (*(_POINTER,) * 4, ctypes.c_int32)
+
+
+class Product(ctypes.Structure):
+    """`%Product` of `kernels.ll`: a matrix that a row is multiplied by."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("multiply", "weight", "scales", "bias")),
+        ("outs", _SIZE),
+        ("ins", _SIZE),
+        ("threads_max", ctypes.c_int32),
+        ("levels", ctypes.c_float),
+    )
+
+
+class Norm(ctypes.Structure):
+    """`%Norm`: none of a weight is no norm."""
+
+    _fields_ = (("weight", _POINTER), ("size", _SIZE), ("epsilon", ctypes.c_float))
+
+
+class LayerParts(ctypes.Structure):
+    """`%Layer`: matrices, norms, table of the activation, and room for what lies between."""
+
+    _fields_ = (
+        *((name, Product) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, Norm) for name in ("norm_before", "norm_between", "norm_query", "norm_key")),
+        *((name, _POINTER) for name in ("table", "row", "queries", "keys", "values", "gates", "passed", "scratch")),
+        ("half_head", _SIZE),
+        ("lanes", _SIZE),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +91,12 @@ class NativeKernels:
     multiply_int8: Multiply
     multiply_int4: Multiply
     unpack_int4: Unpack
-    norm_bf16: Norm
+    norm_bf16: NormRows
     rotate_bf16: Rotate
     gate_bf16: Gate
     add_bf16: Add
+    before_attention: BeforeAttention
+    after_attention: AfterAttention
     _engine: Any
     """It owns the code."""
 
@@ -146,6 +183,8 @@ def _compile(llvm: Any) -> NativeKernels:
         rotate_bf16=function("rotate_bf16", _ROTATE),
         gate_bf16=function("gate_bf16", _GATE),
         add_bf16=function("add_bf16", _ADD),
+        before_attention=function("before_attention", _LAYER),
+        after_attention=function("after_attention", _LAYER),
         _engine=engine,
     )
 

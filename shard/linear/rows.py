@@ -12,20 +12,18 @@ time becomes float32, which stays in the caches, and torch multiplies it.
 
 from __future__ import annotations
 
+import ctypes
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
 from shard.linear.int4 import pack_groups
 from shard.linear.int8 import LEVELS, quantize_rows
-from shard.linear.native import Multiply, native_absence, native_kernels, scratch_address
+from shard.linear.native import Multiply, Product, native_absence, native_kernels, scratch_address
 from shard.linear.packed import PackedLinear
 from shared.models.quantized import fits_int4, int4_bytes, int8_bytes
 
-WriteRow = Callable[[int, int], None]
-"""Inputs, outputs: addresses."""
 BLOCK_BYTES = 1 << 20
 """Of weights as float32 at once."""
 THREAD_WEIGHTS = 1 << 17
@@ -52,9 +50,8 @@ class RowKernel(PackedLinear):
         self._addresses = self._rows.data_ptr(), None if self._scales is None else self._scales.data_ptr()
         self._run = self._kernel()
         self._levels = input_levels(self.in_features)
-        self._scratch_floats = self.in_features if self._scales is None else scratch_floats(self.in_features)
+        self.scratch_floats = self.in_features if self._scales is None else scratch_floats(self.in_features)
         self._threads_max = max(1, weight.numel() // THREAD_WEIGHTS)
-        self._write_row = self.row_writer()
 
     @classmethod
     def is_available(cls, dtype: torch.dtype) -> bool:
@@ -89,7 +86,7 @@ class RowKernel(PackedLinear):
         if not self.takes_row(inputs):
             return super().forward(inputs)
         outputs = torch.empty((*inputs.shape[:-1], self.out_features), dtype=self._dtype)
-        self._write_row(inputs.data_ptr(), outputs.data_ptr())
+        self._call(inputs, outputs, 1, scratch_address(self.scratch_floats))
         return outputs if self.bias is None else outputs.add_(self.bias)
 
     def takes_row(self, inputs: torch.Tensor) -> bool:
@@ -97,17 +94,19 @@ class RowKernel(PackedLinear):
         is_row = inputs.numel() == self.in_features and inputs.dtype is self._dtype
         return is_row and self._dtype in KERNEL_TYPES and inputs.is_contiguous()
 
-    def row_writer(self) -> WriteRow:
-        """What multiplies a row of the layer's own type, which is in `KERNEL_TYPES`, without the bias."""
-        run, (rows, scales), floats = self._run, self._addresses, self._scratch_floats
-        outs, ins, levels, is_bf16 = self.out_features, self.in_features, self._levels, self._dtype is torch.bfloat16
-        threads_max, num_threads = self._threads_max, torch.get_num_threads
-
-        def write_row(inputs: int, outputs: int) -> None:
-            threads = min(threads_max, num_threads())
-            run(rows, scales, inputs, scratch_address(floats), outputs, outs, ins, 1, threads, is_bf16, levels)
-
-        return write_row
+    def product(self) -> Product:
+        """What the kernel is called with, for kernels that call it; the layer must outlive it."""
+        rows, scales = self._addresses
+        return Product(
+            multiply=ctypes.cast(cast(Any, self._run), ctypes.c_void_p),
+            weight=rows,
+            scales=scales,
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            outs=self.out_features,
+            ins=self.in_features,
+            threads_max=self._threads_max,
+            levels=self._levels,
+        )
 
     def multiply(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""
@@ -119,12 +118,15 @@ class RowKernel(PackedLinear):
     def _multiply_few(self, inputs: torch.Tensor, num_rows: int) -> torch.Tensor:
         held = (inputs if inputs.dtype is torch.bfloat16 else inputs.float()).contiguous()
         outputs = held.new_empty((*inputs.shape[:-1], self.out_features))
-        scratch = torch.empty(num_rows * self._scratch_floats)
-        rows, scales = self._addresses
-        addresses = (rows, scales, held.data_ptr(), scratch.data_ptr(), outputs.data_ptr())
-        threads, is_bf16 = min(self._threads_max, torch.get_num_threads()), held.dtype is torch.bfloat16
-        self._run(*addresses, self.out_features, self.in_features, num_rows, threads, is_bf16, self._levels)
+        scratch = torch.empty(num_rows * self.scratch_floats)
+        self._call(held, outputs, num_rows, scratch.data_ptr())
         return outputs
+
+    def _call(self, inputs: torch.Tensor, outputs: torch.Tensor, num_rows: int, scratch: int) -> None:
+        rows, scales = self._addresses
+        addresses = (rows, scales, inputs.data_ptr(), scratch, outputs.data_ptr())
+        threads, is_bf16 = min(self._threads_max, torch.get_num_threads()), inputs.dtype is torch.bfloat16
+        self._run(*addresses, self.out_features, self.in_features, num_rows, threads, is_bf16, self._levels)
 
     def _multiply_many(self, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, self.in_features).float()
