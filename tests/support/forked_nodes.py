@@ -96,6 +96,7 @@ class ForkedNodes:
 
     def start(self, command: list[str], env: dict[str, str], log: Path) -> ForkedProcess:
         """Fork a node; what it prints is appended to the log."""
+        log.touch()  # as a program of its own finds it
         settings = {name: value for name, value in env.items() if name not in self._env}
         request = {"arguments": command[3:], "settings": settings, "log": str(log)}
         with self._lock:
