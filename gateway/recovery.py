@@ -83,7 +83,7 @@ async def serve(generation: Generation, index: int, entering: StepInput) -> Answ
         try:
             return await advance(generation, index, entering, session.output_len(index, entering.new_len))
         except ReplayNeeded:
-            pass
+            pass  # nothing has failed: the hop is rebuilt below, with what entered it now
         except HopFailed as failed:
             failure = failed
     started_at = generation.clock.monotonic()
